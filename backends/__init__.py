@@ -1,0 +1,1 @@
+"""Backends: what carries out the plans of the decision core."""

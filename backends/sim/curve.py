@@ -1,0 +1,95 @@
+"""Piecewise linear curves over total KV tokens, and their interpolation over the logarithm of the batch size."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FAR = 1e15
+"""Further out than any number of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """``ys`` at ``xs`` (ascending, at least one); straight lines between and, beyond the ends, the last lines prolonged."""
+
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+
+    @classmethod
+    def level_ends(cls, points: Mapping[float, float]) -> Curve:
+        """A curve through ``points`` that stays level beyond its ends."""
+        xs = sorted(points)
+        ys = [points[x] for x in xs]
+        return cls((-FAR, *xs, FAR), (ys[0], *ys, ys[-1]))
+
+    def at(self, x: float) -> float:
+        """The value at ``x``."""
+        xs, ys = self.xs, self.ys
+        if len(xs) == 1:
+            return ys[0]
+        right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+        left = right - 1
+        return ys[left] + (ys[right] - ys[left]) / (xs[right] - xs[left]) * (x - xs[left])
+
+    def run(self, x: float, step: float, count: int) -> list[float]:
+        """Values at ``x``, ``x + step``, .. (``count`` of them, ``step >= 0``); the same floats as `at` gives one by one."""
+        xs, ys = self.xs, self.ys
+        if len(xs) == 1:
+            return [ys[0]] * count
+        values: list[float] = []
+        last = len(xs) - 1
+        right = min(max(bisect_left(xs, x), 1), last)
+        done = 0
+        while done < count:
+            left = right - 1
+            base_x, base_y = xs[left], ys[left]
+            slope = (ys[right] - base_y) / (xs[right] - base_x)
+            if right == last or x + step * (count - 1) <= xs[right]:
+                until = count
+            else:
+                until = done
+                while until < count and x + step * until <= xs[right]:
+                    until += 1
+            values.extend([base_y + slope * (x + step * k - base_x) for k in range(done, until)])
+            done = until
+            right = min(right + 1, last)
+        return values
+
+
+class BatchCurves:
+    """One curve a measured batch size; between two of them linear in log(batch) at equal total KV tokens."""
+
+    def __init__(self, curves: Mapping[int, Curve]) -> None:
+        """``curves`` maps a batch size to values over total KV tokens."""
+        self.batches = tuple(sorted(curves))
+        self._curves = dict(curves)
+
+    def curve(self, batch: int) -> Curve:
+        """The curve of any batch size; beyond the measured sizes the two outermost are prolonged."""
+        known = self._curves.get(batch)
+        if known is not None:
+            return known
+        batches = self.batches
+        if len(batches) == 1:
+            return self._curves[batches[0]]
+        right = min(max(bisect_left(batches, batch), 1), len(batches) - 1)
+        low, high = batches[right - 1], batches[right]
+        weight = math.log(batch / low) / math.log(high / low)
+        below, above = self._curves[low], self._curves[high]
+        xs = tuple(sorted({*below.xs, *above.xs}))
+        return Curve(xs, tuple((1.0 - weight) * below.at(x) + weight * above.at(x) for x in xs))
+
+    def covers(self, batch: int, kv_tokens: float) -> bool:
+        """Whether ``kv_tokens / batch`` lies within the contexts measured at both neighbouring batch sizes."""
+        batches = self.batches
+        if not batches[0] <= batch <= batches[-1]:
+            return False
+        context = kv_tokens / batch
+        right = bisect_left(batches, batch)
+        neighbours = {batches[right]} if batches[right] == batch else {batches[right - 1], batches[right]}
+        return all(
+            self._curves[known].xs[0] / known <= context <= self._curves[known].xs[-1] / known for known in neighbours
+        )

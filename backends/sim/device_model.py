@@ -1,0 +1,204 @@
+"""How long things take on the simulated GPU: interpolated from the measured samples, never from a regression.
+
+The policy's predictor is a regression on the same measurements; the difference between the two is the policy's
+prediction error, as on hardware. What lies outside the measured range is prolonged linearly and counted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import median
+
+from backends.sim.curve import BatchCurves, Curve
+from backends.sim.noise import RecordedNoise
+from harli_core.errors import SampleError
+from harli_core.predict.samples import Samples
+from harli_core.types import Capabilities, Split, UnitKind
+from harli_core.working_set import LOSS_CHUNK_TOKENS
+
+WARM_UP_STEPS = 250
+"""Steps at the start of a recorded sequence in which the GPU's clocks still settle."""
+
+
+class DeviceModel:
+    """One kind of GPU with one served and one finetuned model."""
+
+    def __init__(self, samples: Samples, finetune_model: str, unit_tokens: int, seed: int) -> None:
+        """``unit_tokens`` is the micro-batch length of finetuning, one of those measured (else `SampleError`)."""
+        if samples.device is None:
+            raise SampleError(f"{samples.sources[0].name}: no 'device' line, so the splits are not known")
+        device = samples.device
+        self.capabilities = Capabilities(device.gpu, device.total_sms, device.splits)
+        self.extrapolated: dict[str, int] = defaultdict(int)
+        self.evaluated: dict[str, int] = defaultdict(int)
+        self._unit_tokens = unit_tokens
+        self._solo = _solo_curves(samples)
+        self._slowdown, self._unit_slowdown = _colocated_curves(samples, finetune_model, unit_tokens)
+        self._units = _unit_durations(samples, finetune_model, unit_tokens)
+        self._prefill = Curve(*zip(*sorted((float(p.tokens), median(p.ms)) for p in samples.prefill), strict=True))
+        self._solo_noise, self._shared_noise = _step_noise(samples, device.splits, seed)
+        spread = [ms / median(unit.ms) for unit in samples.finetune_units for ms in unit.ms]
+        self._turn_noise = RecordedNoise(spread, seed, 1000)
+        self._curve_cache: dict[tuple[int, int], Curve] = {}
+        self._slowdown_cache: dict[tuple[Split, int], Curve] = {}
+
+    def decode_ms(
+        self, instance: int, step: int, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None
+    ) -> list[float]:
+        """Duration of ``count`` consecutive decode steps from ``step`` on; KV grows by ``batch`` tokens a step.
+
+        ``beside`` is the split when finetuning runs at the same time, `None` when decode is alone on ``decode_sms`` SMs.
+        """
+        solo_ms = self._solo_curve(decode_sms, batch).run(kv_tokens, batch, count)
+        if beside is None:
+            noise = self._solo_noise.take(instance, step, count)
+            return [ms * ratio for ms, ratio in zip(solo_ms, noise, strict=True)]
+        slowdown = self._slowdown_curve(beside, batch).run(kv_tokens, batch, count)
+        noise = self._shared_noise[beside].take(instance, step, count)
+        return [ms * slow * ratio for ms, slow, ratio in zip(solo_ms, slowdown, noise, strict=True)]
+
+    def count_steps(self, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None) -> None:
+        """Count ``count`` steps that really ran, and whether their durations were measured or prolonged."""
+        self._count("decode", count, self._solo[decode_sms].covers(batch, kv_tokens))
+        if beside is not None:
+            batches = self._slowdown[beside].batches
+            self._count("colocated", count, batches[0] <= batch <= batches[-1])
+
+    def alone_ms(self, instance: int, step: int, batch: int, kv_tokens: int) -> float:
+        """What this very step would have taken on the whole chip without finetuning; judges violations."""
+        solo_ms = self._solo_curve(self.capabilities.total_sms, batch).at(kv_tokens)
+        return solo_ms * self._solo_noise.take(instance, step, 1)[0]
+
+    def unit_ms(self, kind: UnitKind, sms: int) -> float:
+        """Duration of one finetune unit alone on ``sms`` SMs."""
+        try:
+            return self._units[kind, sms]
+        except KeyError:
+            raise SampleError(f"no sample of a {kind!r} unit of {self._unit_tokens} tokens on {sms} SMs") from None
+
+    def unit_slowdown(self, beside: Split, batch: int) -> float:
+        """How many times longer units take beside decode of ``batch`` requests."""
+        return self._unit_slowdown[beside].at(batch)
+
+    def turn_noise(self, instance: int, step: int, count: int) -> list[float]:
+        """Ratios of a turn's real to its nominal duration in ``count`` steps from ``step`` on."""
+        return self._turn_noise.take(instance, step, count)
+
+    def prefill_ms(self, tokens: int) -> float:
+        """Duration of one whole prompt on a prefill GPU."""
+        self._count("prefill", 1, self._prefill.xs[0] <= tokens <= self._prefill.xs[-1])
+        return max(self._prefill.at(tokens), 0.0)
+
+    def _count(self, what: str, count: int, inside: bool) -> None:
+        self.evaluated[what] += count
+        if not inside:
+            self.extrapolated[what] += count
+
+    def _solo_curve(self, sms: int, batch: int) -> Curve:
+        known = self._curve_cache.get((sms, batch))
+        if known is None:
+            known = self._curve_cache[sms, batch] = self._solo[sms].curve(batch)
+        return known
+
+    def _slowdown_curve(self, beside: Split, batch: int) -> Curve:
+        known = self._slowdown_cache.get((beside, batch))
+        if known is None:
+            curves = self._slowdown[beside]
+            clamped = min(max(batch, curves.batches[0]), curves.batches[-1])
+            known = self._slowdown_cache[beside, batch] = curves.curve(clamped)
+        return known
+
+
+def _medians(points: Iterable[tuple[int, float, float]]) -> dict[int, dict[float, float]]:
+    """Points (batch, total KV tokens, value) by batch and tokens; several values of one point become their median."""
+    grouped: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for batch, kv_tokens, value in points:
+        grouped[batch][kv_tokens].append(value)
+    return {
+        batch: {kv_tokens: median(found[kv_tokens]) for kv_tokens in sorted(found)}
+        for batch, found in sorted(grouped.items())
+    }
+
+
+def _solo_curves(samples: Samples) -> dict[int, BatchCurves]:
+    points: dict[int, list[tuple[int, float, float]]] = defaultdict(list)
+    for solo in samples.decode_solo:
+        points[solo.sms].append((solo.batch, float(solo.batch * solo.context_tokens), median(solo.ms)))
+    return {
+        sms: BatchCurves({batch: Curve(tuple(at), tuple(at.values())) for batch, at in _medians(found).items()})
+        for sms, found in points.items()
+    }
+
+
+def _colocated_curves(
+    samples: Samples, finetune_model: str, unit_tokens: int
+) -> tuple[dict[Split, BatchCurves], dict[Split, Curve]]:
+    """Slowdown of decode (over total KV tokens, a batch each) and of units (over the batch), a split each."""
+    of_model = [point for point in samples.colocated if point.finetune_model == finetune_model]
+    chosen = [point for point in of_model if point.finetune_tokens == unit_tokens] or of_model
+    if not chosen:
+        raise SampleError(f"{samples.sources[0].name}: no co-located samples with {finetune_model!r} finetuning")
+    decode: dict[Split, list[tuple[int, float, float]]] = defaultdict(list)
+    units: dict[Split, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for point in chosen:
+        decode[point.split].append((point.batch, float(point.batch * point.context_tokens), point.slowdown))
+        units[point.split][point.batch].append(point.unit_pair_ms / point.unit_pair_solo_ms)
+    decode_curves = {
+        split: BatchCurves({batch: Curve.level_ends(at) for batch, at in _medians(found).items()})
+        for split, found in decode.items()
+    }
+    unit_curves = {
+        split: Curve.level_ends({float(batch): median(ratios) for batch, ratios in found.items()})
+        for split, found in units.items()
+    }
+    return decode_curves, unit_curves
+
+
+def _unit_durations(samples: Samples, finetune_model: str, unit_tokens: int) -> dict[tuple[UnitKind, int], float]:
+    """(kind, SMs) to milliseconds. Head + loss is computed in chunks, so a longer unit is several measured ones."""
+    found: dict[tuple[UnitKind, int], list[float]] = defaultdict(list)
+    for unit in samples.finetune_units:
+        if unit.model != finetune_model:
+            continue
+        if unit.tokens == unit_tokens:
+            found[unit.unit, unit.sms].extend(unit.ms)
+        elif unit.unit == "head_loss" and unit.tokens == LOSS_CHUNK_TOKENS and unit_tokens % LOSS_CHUNK_TOKENS == 0:
+            found[unit.unit, unit.sms].extend(ms * (unit_tokens // LOSS_CHUNK_TOKENS) for ms in unit.ms)
+        elif unit.unit == "optimizer":
+            found[unit.unit, unit.sms].extend(unit.ms)
+    if not found:
+        raise SampleError(f"{samples.sources[0].name}: no finetune units of {finetune_model!r}, {unit_tokens} tokens")
+    return {key: median(ms) for key, ms in found.items()}
+
+
+def _step_noise(
+    samples: Samples, splits: tuple[Split, ...], seed: int
+) -> tuple[RecordedNoise, dict[Split, RecordedNoise]]:
+    """Solo and, for each split, co-located residuals: sequence over the short sample of the same point.
+
+    Sequences run 0 to 23 % above the short samples once clocks have settled; a production GPU lives there, so the
+    level is kept. A split without a sequence of its own takes that of the nearest decode partition.
+    """
+    solo: list[float] = []
+    shared: dict[int, list[float]] = {}
+    for sequence in samples.sequences:
+        steady = sequence.ms[WARM_UP_STEPS:]
+        if sequence.finetune_sms == 0:
+            solo = [ms / median(steady) for ms in steady]
+            continue
+        short = [
+            median(point.overlapped_ms)
+            for point in samples.colocated
+            if (point.batch, point.context_tokens) == (sequence.batch, sequence.context_tokens)
+            and point.split == Split(sequence.decode_sms, sequence.finetune_sms)
+            and point.finetune_model == samples.device.model
+        ] if samples.device else []  # fmt: skip
+        if not short:
+            raise SampleError(f"{samples.sources[0].name}: a sequence at batch {sequence.batch} without its short sample")
+        shared[sequence.decode_sms] = [ms / median(short) for ms in steady]
+    if not solo or not shared:
+        raise SampleError(f"{samples.sources[0].name}: no recorded step sequences, so no spread to draw from")
+    nearest = {split: min(shared, key=lambda sms: (abs(sms - split.decode_sms), sms)) for split in splits}
+    noise = {split: RecordedNoise(shared[nearest[split]], seed, index) for index, split in enumerate(splits, start=1)}
+    return RecordedNoise(solo, seed, 0), noise

@@ -1,0 +1,81 @@
+"""Swapping the frozen layers of a window over the PCIe link, in the order in which the walk will need them."""
+
+from __future__ import annotations
+
+from backends.sim.pcie_link import PcieLink
+from harli_core.memory.window import LayerWindow
+
+
+class LayerSwaps:
+    """Which layers are on their way, and when each is ready.
+
+    ``settled``: every layer is resident and ready, so nothing will be swapped until the window shrinks.
+
+    Swapping out is dropping (the host keeps a pinned master copy), so only swapping in takes the link.
+    """
+
+    def __init__(self, window: LayerWindow, link: PcieLink, layer_bytes: int) -> None:
+        """Nothing is resident at first; ``layer_bytes`` of 0 stands for weights that the server holds anyway."""
+        self.window = window
+        self._link = link
+        self._layer_bytes = layer_bytes
+        self._ready_ms: dict[int, float] = {}
+        self.swaps_in = 0
+        self.settled = layer_bytes == 0
+
+    def ready_ms(self, walk: int, now_ms: float) -> float:
+        """When the layer of walk position ``walk`` can be used, having queued it and what comes after it."""
+        if self.settled:
+            return now_ms
+        window = self.window
+        layer = window.layer_at(walk)
+        if layer not in self._ready_ms:
+            if len(window.resident) >= window.capacity:
+                self._drop(window.furthest(walk))
+            self._fetch(layer, now_ms)
+        while (ahead := window.next_missing(walk)) is not None:
+            if len(window.resident) >= window.capacity:
+                self._drop(window.furthest(walk))
+            self._fetch(ahead, now_ms)
+        if len(window.resident) == window.layers:
+            last_ms = max(self._ready_ms.values())
+            self.settled = last_ms <= now_ms
+        return max(now_ms, self._ready_ms[layer])
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes moved to the GPU so far."""
+        return self._link.transferred_bytes
+
+    def shrink(self, walk: int) -> None:
+        """Drop what exceeds the window's capacity, furthest from its next use first."""
+        while len(self.window.resident) > self.window.capacity:
+            self._drop(self.window.furthest(walk))
+
+    def snapshot(self) -> tuple[tuple[int, ...], dict[int, float], float, int, int, bool]:
+        """State to `restore`; taken before a look ahead that may have to be undone."""
+        link = self._link
+        resident = tuple(self.window.resident)
+        return resident, dict(self._ready_ms), link.free_at_ms, link.transferred_bytes, self.swaps_in, self.settled
+
+    def restore(self, state: tuple[tuple[int, ...], dict[int, float], float, int, int, bool]) -> None:
+        """Undo what was queued since the snapshot; the window's capacity is as it was then."""
+        resident, ready_ms, free_at_ms, transferred_bytes, self.swaps_in, self.settled = state
+        for layer in set(self.window.resident) - set(resident):
+            self.window.drop(layer)
+        for layer in set(resident) - set(self.window.resident):
+            self.window.insert(layer)
+        self._ready_ms = dict(ready_ms)
+        self._link.free_at_ms = free_at_ms
+        self._link.transferred_bytes = transferred_bytes
+
+    def _fetch(self, layer: int, now_ms: float) -> None:
+        self.window.insert(layer)
+        self._ready_ms[layer] = self._link.transfer(now_ms, self._layer_bytes)
+        self.swaps_in += 1
+
+    def _drop(self, layer: int | None) -> None:
+        assert layer is not None, "a full window always has a layer to give up"
+        self.window.drop(layer)
+        del self._ready_ms[layer]
+        self.settled = False

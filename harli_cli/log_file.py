@@ -1,0 +1,67 @@
+"""Decision logs on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from harli_core.decision_log import DecisionRecord, decode_header, encode_header, encode_record
+from harli_core.errors import LogError
+
+
+class DecisionLogWriter:
+    """Writes records as they come to a temporary file that takes its name when the run is complete."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        """Open ``path`` for writing; raises `LogError` when that cannot be done."""
+        self._path = path
+        self._partial = path.with_name(path.name + ".partial")
+        try:
+            self._file = self._partial.open("w", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise LogError(f"cannot write the decision log {path}: {error.strerror}") from None
+        self._file.write(encode_header(header) + "\n")
+
+    def write(self, record: DecisionRecord) -> None:
+        """Append one record."""
+        self._file.write(encode_record(record) + "\n")
+
+    def __enter__(self) -> Self:
+        """Use as a context manager: the log gets its name only when the block succeeds."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Name the complete log, or remove the partial one."""
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        if kind is None:
+            self._partial.replace(self._path)
+        else:
+            self._partial.unlink(missing_ok=True)
+
+
+def read_log(path: Path) -> tuple[dict[str, Any], Iterator[str]]:
+    """The header of a log and the lines after it; raises `LogError` for a missing, empty or foreign file."""
+    try:
+        file = path.open(encoding="utf-8")
+    except OSError as error:
+        raise LogError(f"{path}: cannot read the decision log ({error.strerror})") from None
+    try:
+        first = file.readline()
+    except UnicodeDecodeError:
+        raise LogError(f"{path}: line 1 is not text; a decision log begins with a header") from None
+    if not first:
+        raise LogError(f"{path}: the file is empty; a decision log begins with a header")
+    return decode_header(first, str(path)), _lines(file, path)
+
+
+def _lines(file: Any, path: Path) -> Iterator[str]:
+    with file:
+        try:
+            yield from file
+        except UnicodeDecodeError:
+            raise LogError(f"{path}: not a text file") from None

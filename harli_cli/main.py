@@ -1,0 +1,248 @@
+"""Entry point: arguments in, report out, exit codes (0 fine, 2 bad input, 3 the run's own books disagree)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import typer
+from rich.console import Console
+
+from harli_cli import __version__
+from harli_core.config import RunConfig, run_config
+from harli_core.errors import ConfigError, HarliError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="LLM decoding and LoRA finetuning on one GPU: simulate, compare and run scheduling policies.",
+)
+
+Backend = Literal["sim", "cuda"]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"harli {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+@app.command()
+def run(
+    backend: Annotated[str, typer.Option(help="sim, or cuda on a GPU.")] = "sim",
+    trace: Annotated[str | None, typer.Option(help="Trace file, or 'synthetic' [default: synthetic].")] = None,
+    sort: Annotated[bool | None, typer.Option("--sort", help="Accept arrivals out of order and sort them.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="harli, hybrid, separate, static_split, inference_only, pause_on_load, or package.module:Class "
+            "[default: hybrid]."
+        ),
+    ] = None,
+    policy_option: Annotated[
+        list[str] | None, typer.Option("--policy-option", metavar="NAME=VALUE", help="Option of the policy; repeatable.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Decode GPUs [default: 2].")] = None,
+    prefill_gpus: Annotated[int | None, typer.Option(help="Prefill GPUs [default: 1].")] = None,
+    no_prefill: Annotated[bool, typer.Option("--no-prefill", help="Send requests straight to decode.")] = False,
+    serving_gpus: Annotated[
+        int | None, typer.Option(help="GPUs that serve under 'separate' [default: the fewest that keep the target].")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="Kind of GPU [default: h200].")] = None,
+    model: Annotated[str | None, typer.Option(help="Served model: llama3-8b or qwen2.5-7b [default: llama3-8b].")] = None,
+    finetune_model: Annotated[str | None, typer.Option(help="Finetuned model [default: the served one].")] = None,
+    qos_ms: Annotated[float | None, typer.Option(help="Step latency target in ms [default: 40].")] = None,
+    ttft_slo_ms: Annotated[float | None, typer.Option(help="TTFT limit in ms [default: 1000].")] = None,
+    memory_gb: Annotated[float | None, typer.Option(help="GPU memory in GB [default: the card's].")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Most requests decoding on an instance [default: 256].")] = None,
+    router: Annotated[str | None, typer.Option(help="least_kv or round_robin [default: least_kv].")] = None,
+    lending: Annotated[str | None, typer.Option(help="alias or remap [default: alias].")] = None,
+    reservation: Annotated[str | None, typer.Option(help="measured or paper [default: measured].")] = None,
+    micro_batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a finetune unit, 1024 or 2048.")] = None,
+    gradient_accumulation_steps: Annotated[int | None, typer.Option(help="Micro-batches a step [default: 4].")] = None,
+    lora_rank: Annotated[int | None, typer.Option(help="LoRA rank [default: 16].")] = None,
+    share_weights: Annotated[
+        bool | None, typer.Option("--share-weights", help="Finetune on the served model's own weights: no window.")
+    ] = None,
+    horizon_s: Annotated[float | None, typer.Option(help="Stop at this simulated time [default: all done].")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random [default: 0].")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with any of these; options override it.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for summary.json, requests.parquet and steps.parquet.")] = Path("out"),
+    log: Annotated[Path | None, typer.Option(help="Write the decision log to this file.")] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Also run inference_only and separate; report gain and excess.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False,
+) -> None:
+    """Replay a request trace under a policy and report what requests and finetuning got."""
+    options: dict[str, Any] = {
+        "trace": trace,
+        "sort": sort,
+        "policy": policy,
+        "gpus": gpus,
+        "prefill_gpus": 0 if no_prefill else prefill_gpus,
+        "serving_gpus": serving_gpus,
+        "gpu": gpu,
+        "model": model,
+        "finetune_model": finetune_model,
+        "qos_ms": qos_ms,
+        "ttft_slo_ms": ttft_slo_ms,
+        "memory_gb": memory_gb,
+        "max_batch": max_batch,
+        "router": router,
+        "lending": lending,
+        "reservation": reservation,
+        "micro_batch_tokens": micro_batch_tokens,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+        "lora_rank": lora_rank,
+        "share_weights": share_weights,
+        "horizon_s": horizon_s,
+        "seed": seed,
+    }
+    if no_prefill and prefill_gpus:
+        raise ConfigError(f"--no-prefill and --prefill-gpus {prefill_gpus} contradict each other; give one of them")
+    settings = _merged(config, options, policy_option or [])
+    if backend == "cuda":
+        from backends.cuda.requirements import require  # noqa: PLC0415  (only for this backend)
+
+        require()
+    if backend != "sim":
+        raise ConfigError(f"unknown backend {backend!r}: known backends are cuda, sim")
+    _simulate(settings, out, log, baselines, as_json)
+
+
+@app.command()
+def replay(
+    log: Annotated[Path, typer.Argument(help="A decision log written by 'harli run --log'.")],
+    policy: Annotated[str | None, typer.Option(help="Another policy than the one that made the log.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> None:
+    """Feed a decision log to a policy and report the first plan that differs (exit code 1 if there is one)."""
+    from harli_cli.replay import divergence_fields, replay_log  # noqa: PLC0415  (keeps --help fast)
+
+    name, compared, divergence = replay_log(log, policy)
+    if as_json:
+        found = None if divergence is None else divergence_fields(divergence)
+        typer.echo(json.dumps({"policy": name, "compared": compared, "first_difference": found}, indent=2))
+    elif divergence is None:
+        typer.echo(f"{compared:,} records: {name} plans the same at every one")
+    else:
+        where = f"instance {divergence.view.instance}, step {divergence.view.step}, {divergence.view.time_s:.6f} s"
+        typer.echo(f"record {divergence.record} ({where}) differs:")
+        typer.echo(f"  logged:  {divergence.logged}")
+        typer.echo(f"  planned: {divergence.planned}")
+    if divergence is not None:
+        raise typer.Exit(1)
+
+
+def _merged(path: Path | None, options: dict[str, Any], policy_options: list[str]) -> RunConfig:
+    """Defaults, then the file, then the command line."""
+    values = _read_toml(path) if path is not None else {}
+    source = "options" if path is None else f"{path} and options"
+    if path is not None:
+        run_config(values, str(path))
+    values.update({name: value for name, value in options.items() if value is not None})
+    if policy_options:
+        values["policy_options"] = {**values.get("policy_options", {}), **_policy_options(policy_options)}
+    return run_config(values, source)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file ({error})") from None
+
+
+def _policy_options(pairs: list[str]) -> dict[str, Any]:
+    """``name=value``, the value as TOML reads it where it can (numbers, true, false), else as text."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--policy-option {pair!r}: expected NAME=VALUE, as in threshold=16")
+        try:
+            found[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name] = value
+    return found
+
+
+def _simulate(settings: RunConfig, out: Path, log: Path | None, baselines: bool, as_json: bool) -> None:
+    from harli_cli.run import execute  # noqa: PLC0415  (keeps --help fast)
+    from harli_cli.tables import rejections, result_table  # noqa: PLC0415
+
+    with _progress() as stage:
+        summary = execute(settings, out, log, baselines, stage)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2, sort_keys=True))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(result_table(summary))
+    for line in rejections(summary):
+        console.print(line, style="yellow", highlight=False)
+    console.print(f"written: {out}/summary.json, requests.parquet, steps.parquet", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+    """A progress bar on a terminal's standard error, nothing elsewhere; one bar a simulation."""
+    if not sys.stderr.isatty():
+        yield lambda _name, _total: _ignore
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as progress:
+
+        def stage(name: str, total: int) -> Callable[[int], None]:
+            task = progress.add_task(name, total=total)
+            every = max(1, total // 200)
+
+            def done(count: int) -> None:
+                if count % every == 0 or count == total:
+                    progress.update(task, completed=count)
+
+            return done
+
+        yield stage
+
+
+def _ignore(_count: int) -> None:
+    """Nobody watches."""
+
+
+def main() -> None:
+    """Run the command line; every expected failure is one line on standard error and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except HarliError as error:
+        _fail(str(error), error.exit_code)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted; no result was written", 130)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"harli: {' '.join(message.split())}\n")
+    sys.exit(code)

@@ -1,0 +1,27 @@
+"""What ``harli replay`` does: feed a decision log to a policy again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harli_cli.log_file import read_log
+from harli_cli.scenario import PolicyContexts
+from harli_core.decision_log import Divergence, decode_records, replay
+
+
+def replay_log(path: Path, policy: str | None) -> tuple[str, int, Divergence | None]:
+    """Replay ``path`` with its own policy or another; returns the policy's name, records compared, first divergence."""
+    header, lines = read_log(path)
+    contexts = PolicyContexts.from_header(header, str(path))
+    name = policy if policy is not None else str(header.get("policy"))
+    options: dict[str, Any] = header.get("policy_options", {}) if policy is None else {}
+    made = contexts.policies(name, options)
+    compared, divergence = replay(decode_records(lines, str(path)), dict(enumerate(made)))
+    return name, compared, divergence
+
+
+def divergence_fields(divergence: Divergence) -> dict[str, Any]:
+    """A divergence with everything named, for JSON."""
+    return asdict(divergence)

@@ -1,0 +1,117 @@
+"""What ``harli run`` does once its options are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from backends.sim.device_model import DeviceModel
+from backends.sim.simulation import SimOutcome
+from harli_cli.log_file import DecisionLogWriter
+from harli_cli.results import discard_summary, prepare, write_results
+from harli_cli.scenario import Scenario
+from harli_cli.serving_gpus import serving_gpus
+from harli_core.config import RunConfig
+from harli_core.errors import AuditError
+from harli_core.summary import RunFacts, summarise, utilisation
+
+SUMMARY_SCHEMA = 1
+
+Stage = Callable[[str, int], Callable[[int], None]]
+"""Announces a simulation by name and number of requests; gives back what to call with the number done."""
+
+
+def execute(config: RunConfig, out: Path, log: Path | None, baselines: bool, stage: Stage) -> dict[str, Any]:
+    """Run, audit, write; returns the summary. Raises `HarliError` subclasses with their exit codes."""
+    scenario = Scenario(config)
+    prepare(out)
+    total = len(scenario.loaded.trace)
+    options = dict(config.policy_options)
+    if config.policy == "separate" and "serving_gpus" not in options:
+        options["serving_gpus"] = config.serving_gpus or serving_gpus(config, scenario)
+    scenario.contexts.policies(config.policy, options)
+    sink = DecisionLogWriter(log, scenario.contexts.header(config.policy, options)) if log is not None else None
+    try:
+        with sink or nullcontext():
+            outcome, device = scenario.run(config.policy, options, sink, stage(config.policy, total))
+    except AuditError:
+        discard_summary(out)
+        raise
+    summary = {
+        "schema": SUMMARY_SCHEMA,
+        "backend": "sim",
+        "config": {**config.model_dump(), "policy_options": options},
+        "trace": {**scenario.loaded.trace.summary(), "format": scenario.loaded.format, "repairs": _repairs(scenario)},
+        **_sections(scenario, outcome, device),
+    }
+    if baselines:
+        summary["baselines"] = _baselines(config, scenario, summary, stage)
+    write_results(out, summary, outcome.requests, outcome.steps)
+    return summary
+
+
+def _repairs(scenario: Scenario) -> dict[str, Any]:
+    return asdict(scenario.loaded.repairs)
+
+
+def _sections(scenario: Scenario, outcome: SimOutcome, device: DeviceModel) -> dict[str, Any]:
+    config = scenario.config
+    states = outcome.instances
+    facts = RunFacts(
+        qos_ms=config.qos_ms,
+        ttft_slo_ms=config.ttft_slo_ms,
+        total_sms=device.capabilities.total_sms,
+        gpus=config.gpus,
+        duration_s=outcome.duration_s,
+        finetune_tokens=sum(state.finetune_tokens for state in states),
+        finetune_steps=sum(state.finetune_steps for state in states),
+        finetune_gpus=sum(1 for state in states if state.hosts_job),
+    )
+    sections = summarise(outcome.requests, outcome.steps, facts)
+    sections["utilisation_estimated"] = utilisation(
+        outcome.steps, scenario.served, scenario.finetuned, facts.finetune_tokens, scenario.sheet, facts
+    )
+    sections["memory"] = {
+        "rows": scenario.geometry.rows,
+        "row_tokens": scenario.geometry.row_tokens,
+        "row_bytes": scenario.geometry.row_bytes,
+        "rows_lent": sum(state.rows_lent for state in states),
+        "rows_reclaimed": sum(state.rows_reclaimed for state in states),
+        "layers_swapped_in": sum(state.swaps_in for state in states),
+        "swapped_bytes": sum(state.swapped_bytes for state in states),
+        "finetune_stalled_s": sum(state.stall_s for state in states),
+    }
+    prefill_s = outcome.duration_s * config.prefill_gpus
+    sections["prefill_busy"] = outcome.prefill_busy_s / prefill_s if prefill_s else None
+    sections["device_model"] = {
+        "evaluated": dict(sorted(device.evaluated.items())),
+        "extrapolated": dict(sorted(device.extrapolated.items())),
+    }
+    return sections
+
+
+def _baselines(config: RunConfig, scenario: Scenario, summary: dict[str, Any], stage: Stage) -> dict[str, Any]:
+    """The same trace and seed under ``inference_only`` and ``separate``: excess violations, and the gain."""
+    total = len(scenario.loaded.trace)
+    alone, alone_device = scenario.run("inference_only", {}, progress=stage("inference_only", total))
+    alone_steps = _sections(scenario, alone, alone_device)["steps"]
+    serving = config.serving_gpus or serving_gpus(config, scenario)
+    apart, apart_device = scenario.run("separate", {"serving_gpus": serving}, progress=stage("separate", total))
+    apart_tokens_per_s = _sections(scenario, apart, apart_device)["finetune"]["tokens_per_s"]
+    own_tokens_per_s = summary["finetune"]["tokens_per_s"]
+    own, other = (sum(section["violations"].values()) for section in (summary["steps"], alone_steps))
+    return {
+        "separate": {
+            "serving_gpus": serving,
+            "finetune_tokens_per_s": apart_tokens_per_s,
+            "gain": own_tokens_per_s / apart_tokens_per_s - 1.0 if apart_tokens_per_s else None,
+        },
+        "inference_only": {
+            "latency_ms": alone_steps["latency_ms"],
+            "violations": alone_steps["violations"],
+            "excess_violations": own - other,
+        },
+    }

@@ -1,0 +1,170 @@
+"""From a `RunConfig` to a finished simulated run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from backends.sim.device_model import DeviceModel
+from backends.sim.simulation import SimOutcome, SimSettings, Simulation
+from harli_cli.package_data import shipped_profile, shipped_samples
+from harli_core.config import RunConfig
+from harli_core.decision_log import DecisionSink
+from harli_core.errors import ConfigError
+from harli_core.hardware import gpu_sheet
+from harli_core.memory.geometry import GridGeometry
+from harli_core.memory.reservation import Reservation
+from harli_core.model import model_shape
+from harli_core.policy import Policy, PolicyContext
+from harli_core.predict.predictor import StepPredictor
+from harli_core.predict.profile import Profile
+from harli_core.requests import RequestSpec
+from harli_core.working_set import JobShape
+from policies import find_policy
+from traces import LoadedTrace, RequestTrace, load_trace
+
+ADMISSION_TOKENS = 8192
+"""Prompt tokens that one admission is expected to bring at most (reservation)."""
+
+PAPER_QOS_MS = 50.0
+"""The step length in the paper's reservation formula."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """A trace as a `RequestSource`."""
+
+    trace: RequestTrace
+
+    def requests(self) -> Iterator[RequestSpec]:
+        """The trace's requests in order."""
+        columns = (self.trace.arrival_s, self.trace.prompt_tokens, self.trace.output_tokens)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for index, (arrival_s, prompt_tokens, output_tokens) in enumerate(rows):
+            yield RequestSpec(index, arrival_s, prompt_tokens, output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContexts:
+    """What every instance's policy is made from; also what a decision log must carry to be replayed."""
+
+    gpus: int
+    qos_ms: float
+    profile: Profile
+    reservation: Reservation
+
+    def policies(self, name: str, options: Mapping[str, Any]) -> list[Policy]:
+        """One policy object an instance; `ConfigError` for an unknown policy or option."""
+        factory = find_policy(name)
+        predictor = StepPredictor(self.profile)
+        contexts = [
+            PolicyContext(instance, self.gpus, self.qos_ms, self.profile.capabilities, predictor, self.reservation)
+            for instance in range(self.gpus)
+        ]
+        try:
+            return [factory(context, **options) for context in contexts]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"policy {name!r} cannot be made with options {dict(options)}: {error}") from None
+
+    def header(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The context as a decision log's header."""
+        return {
+            "policy": name,
+            "policy_options": dict(options),
+            "gpus": self.gpus,
+            "qos_ms": self.qos_ms,
+            "profile": self.profile.to_dict(),
+            "reservation": asdict(self.reservation),
+        }
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any], source: str) -> PolicyContexts:
+        """The inverse of `header`; `ConfigError` where a part is missing."""
+        try:
+            profile = Profile.from_dict(header["profile"], source)
+            return cls(header["gpus"], header["qos_ms"], profile, Reservation(**header["reservation"]))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{source}: the header lacks a part of the policy's context ({error})") from None
+
+
+class Scenario:
+    """A trace on some hardware, loaded once; run it under as many policies as you like."""
+
+    def __init__(self, config: RunConfig, loaded: LoadedTrace | None = None) -> None:
+        """Load and check everything that can be wrong before the first step; ``loaded`` spares reading the trace again."""
+        self.config = config
+        self.served = model_shape(config.model)
+        self.finetuned = model_shape(config.finetuned)
+        self.sheet = gpu_sheet(config.gpu)
+        self.profile = shipped_profile(config.gpu, config.model, config.finetuned)
+        self.samples = shipped_samples(config.gpu, config.model)
+        self.geometry = self._geometry()
+        self.contexts = PolicyContexts(config.gpus, config.qos_ms, self.profile, self._reservation())
+        find_policy(config.policy)
+        self.loaded = loaded or load_trace(config.trace, seed=config.seed, sort=config.sort)
+
+    def run(
+        self,
+        policy: str,
+        options: Mapping[str, Any],
+        sink: DecisionSink | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> tuple[SimOutcome, DeviceModel]:
+        """Simulate the trace under ``policy``; returns the books, and the device model for its counters."""
+        config = self.config
+        device = DeviceModel(self.samples, config.finetuned, config.micro_batch_tokens, config.seed)
+        trace = self.loaded.trace
+        simulation = Simulation(
+            source=TraceSource(trace),
+            prompt_tokens=trace.prompt_tokens,
+            output_tokens=trace.output_tokens,
+            policies=self.contexts.policies(policy, options),
+            device=device,
+            geometry=self.geometry,
+            reservation=self.contexts.reservation,
+            job_shape=JobShape(
+                job_id="job-0",
+                model=self.finetuned,
+                unit_tokens=config.micro_batch_tokens,
+                micro_batches=config.gradient_accumulation_steps,
+                lora_rank=config.lora_rank,
+                shares_weights=config.share_weights,
+            ),
+            settings=SimSettings(
+                qos_ms=config.qos_ms,
+                prefill_gpus=config.prefill_gpus,
+                max_batch=config.max_batch,
+                router=config.router,
+                lending=config.lending,
+                horizon_s=config.horizon_s,
+            ),
+            sink=sink,
+            progress=progress,
+        )
+        return simulation.run(), device
+
+    def _geometry(self) -> GridGeometry:
+        config = self.config
+        memory_bytes = self.sheet.memory_bytes if config.memory_gb is None else int(config.memory_gb * 1e9)
+        pool_bytes = memory_bytes - self.served.weight_bytes - int(config.runtime_gb * 1e9)
+        if pool_bytes <= 0:
+            raise ConfigError(
+                f"memory_gb = {memory_bytes / 1e9:g} leaves nothing for KV: {config.model} weighs "
+                f"{self.served.weight_bytes / 1e9:.1f} GB and {config.runtime_gb:g} GB are kept for the runtime"
+            )
+        return GridGeometry.of(self.served, pool_bytes)
+
+    def _reservation(self) -> Reservation:
+        """Reclaiming waits for the running unit at most: the longest one beside decode, on the smallest partition."""
+        config, row_tokens = self.config, self.geometry.row_tokens
+        predictor = StepPredictor(self.profile)
+        longest_unit_ms = max(
+            predictor.unit_beside_ms(kind, config.micro_batch_tokens, index)
+            for kind in ("forward", "backward", "head_loss")
+            for index in range(len(self.profile.splits))
+        )
+        if config.reservation == "paper":
+            return Reservation.paper(row_tokens, longest_unit_ms, config.max_batch, PAPER_QOS_MS)
+        shortest_ms = predictor.predict(1, 1).whole_chip_ms
+        return Reservation.measured(row_tokens, longest_unit_ms, shortest_ms, ADMISSION_TOKENS)

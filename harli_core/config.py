@@ -1,0 +1,85 @@
+"""The settings of one run, as a configuration file or a command line gives them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harli_core.errors import ConfigError
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RunConfig(BaseModel):
+    """Everything that decides the result of a run. Field names are the option names with ``_`` for ``-``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    trace: str = "synthetic"
+    """A trace file, or ``synthetic`` for the bundled one (shaped like the Azure 2023 conversation trace)."""
+    sort: bool = False
+    """Accept arrivals out of order, and sort them."""
+    policy: str = "hybrid"
+    policy_options: dict[str, int | float | str | bool] = Field(default_factory=dict)
+    gpus: PositiveInt = 2
+    """Decode GPUs."""
+    prefill_gpus: Annotated[int, Field(ge=0)] = 1
+    """Prefill GPUs; 0: requests go straight to decode, their prompts' KV taken as arrived."""
+    serving_gpus: PositiveInt | None = None
+    """GPUs that serve under ``separate``; `None`: the fewest that keep the target."""
+    gpu: str = "h200"
+    model: str = "llama3-8b"
+    finetune_model: str | None = None
+    """`None`: the served model."""
+    qos_ms: PositiveFloat = 40.0
+    """Target of step latency, and the TPOT limit of a request."""
+    ttft_slo_ms: PositiveFloat = 1000.0
+    """TTFT limit of a request."""
+    memory_gb: PositiveFloat | None = None
+    """GPU memory in GB (10**9 bytes); `None`: what the card has."""
+    runtime_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 6.0
+    """Memory kept for the CUDA context, graphs and activations of decode."""
+    max_batch: PositiveInt = 256
+    """Most requests that decode at once on an instance."""
+    router: Literal["least_kv", "round_robin"] = "least_kv"
+    lending: Literal["alias", "remap"] = "alias"
+    reservation: Literal["measured", "paper"] = "measured"
+    micro_batch_tokens: Literal[1024, 2048] = 1024
+    """Tokens of one finetune unit."""
+    gradient_accumulation_steps: PositiveInt = 4
+    """Micro-batches of one optimizer step."""
+    lora_rank: PositiveInt = 16
+    share_weights: bool = False
+    """The finetuned model is the served one and uses its weights: no window, no swaps."""
+    horizon_s: PositiveFloat | None = None
+    """End the run at this time; `None`: when every request is done."""
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def finetuned(self) -> str:
+        """Name of the finetuned model."""
+        return self.finetune_model if self.finetune_model is not None else self.model
+
+
+def run_config(values: dict[str, Any], source: str) -> RunConfig:
+    """Check ``values``; raises `ConfigError` naming ``source``, the first faulty key and what would be right."""
+    try:
+        config = RunConfig(**values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            known = ", ".join(RunConfig.model_fields)
+            raise ConfigError(f"{source}: unknown key {key!r}; known keys are {known}") from None
+        message = fault["msg"][0].lower() + fault["msg"][1:]
+        raise ConfigError(f"{source}: {key} = {fault['input']!r}: {message}") from None
+    if config.share_weights and config.finetuned != config.model:
+        raise ConfigError(
+            f"{source}: share_weights needs the finetuned model to be the served one, "
+            f"not {config.finetuned!r} beside {config.model!r}"
+        )
+    if config.serving_gpus is not None and config.serving_gpus > config.gpus:
+        raise ConfigError(f"{source}: serving_gpus = {config.serving_gpus} is more than gpus = {config.gpus}")
+    return config

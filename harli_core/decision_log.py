@@ -1,0 +1,120 @@
+"""The decision log: one line of JSON a record, one schema for both backends.
+
+The first line is a header (schema version, policy, context, provenance); every other line holds one view, the plan that
+answered it and the result that followed, exactly: a float survives the round trip bit by bit, so `replay` can feed
+a log to a policy again and see the same plans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from harli_core.errors import LogError
+from harli_core.policy import Policy
+from harli_core.types import Hold, JobPlan, JobView, MemoryView, StepPlan, StepResult, StepView
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """One turn of the loop."""
+
+    view: StepView
+    plan: StepPlan
+    result: StepResult
+
+
+class DecisionSink(Protocol):
+    """Where records go."""
+
+    def write(self, record: DecisionRecord) -> None:
+        """Keep one record."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first record (1 = the line after the header) for which a policy planned otherwise than the log says."""
+
+    record: int
+    view: StepView
+    logged: StepPlan
+    planned: StepPlan
+
+
+def encode_header(header: Mapping[str, Any]) -> str:
+    """The first line of a log: ``header`` plus the schema version."""
+    return json.dumps({"schema": "harli-decision-log", "version": SCHEMA_VERSION, **header}, sort_keys=True)
+
+
+def decode_header(line: str, source: str) -> dict[str, Any]:
+    """Read and check the first line; `LogError` names ``source`` and what is wrong."""
+    try:
+        header = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise LogError(f"{source}: line 1 is not JSON ({error.msg}); a decision log begins with a header") from None
+    if not isinstance(header, dict) or header.get("schema") != "harli-decision-log":
+        raise LogError(f"{source}: line 1 is not the header of a decision log")
+    if header.get("version") != SCHEMA_VERSION:
+        raise LogError(f"{source}: schema version {header.get('version')}, this program reads {SCHEMA_VERSION}")
+    return header
+
+
+def _fields(value: Any) -> Any:
+    """A value as nested lists in field order (names stand once in the schema, not in every line)."""
+    if isinstance(value, tuple):
+        return [_fields(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return [_fields(getattr(value, name)) for name in value.__dataclass_fields__]
+    return value
+
+
+def encode_record(record: DecisionRecord) -> str:
+    """One line, without its newline: ``[view, plan, result]``, each as its fields in the order of `harli_core.types`."""
+    return json.dumps([_fields(record.view), _fields(record.plan), _fields(record.result)], separators=(",", ":"))
+
+
+def decode_record(line: str, source: str, number: int) -> DecisionRecord:
+    """The inverse of `encode_record`; `LogError` names ``source`` and the line."""
+    try:
+        view, plan, result = json.loads(line)
+        *view_head, memory, jobs = view
+        decode_sms, job_plans, hold, predicted_ms = plan
+        instance, first_step, batch, kv_tokens, latency_ms, decode_ms, turn_ms, idle_s = result
+        return DecisionRecord(
+            StepView(*view_head, MemoryView(*memory), tuple(JobView(*job) for job in jobs)),
+            StepPlan(decode_sms, tuple(JobPlan(*job) for job in job_plans), Hold(*hold), predicted_ms),
+            StepResult(
+                instance, first_step, batch, kv_tokens, tuple(latency_ms), tuple(decode_ms), tuple(turn_ms), idle_s
+            ),
+        )
+    except (ValueError, TypeError) as error:
+        raise LogError(f"{source}: line {number} is not a record of schema {SCHEMA_VERSION} ({error})") from None
+
+
+def decode_records(lines: Iterable[str], source: str) -> Iterator[DecisionRecord]:
+    """The records of a log whose header was already taken off ``lines``."""
+    for number, line in enumerate(lines, start=2):
+        yield decode_record(line, source, number)
+
+
+def replay(records: Iterable[DecisionRecord], policies: Mapping[int, Policy]) -> tuple[int, Divergence | None]:
+    """Plan, compare, then `observe` the logged result, record by record; ``policies`` maps instance to policy.
+
+    Returns the number of records compared and the first divergence. Stops there: later views follow from other plans.
+    """
+    compared = 0
+    for record in records:
+        policy = policies.get(record.view.instance)
+        if policy is None:
+            raise LogError(f"record {compared + 1} is of instance {record.view.instance}, the header knows {len(policies)}")
+        planned = policy.plan(record.view)
+        compared += 1
+        if planned != record.plan:
+            return compared, Divergence(compared, record.view, record.plan, planned)
+        policy.observe(record.result)
+    return compared, None

@@ -1,0 +1,61 @@
+"""The loop that both backends drive: view -> plan -> (the backend acts) -> result -> observe, with the log beside it."""
+
+from __future__ import annotations
+
+from harli_core.decision_log import DecisionRecord, DecisionSink
+from harli_core.errors import PlanError
+from harli_core.policy import Policy
+from harli_core.types import Capabilities, StepPlan, StepResult, StepView
+
+
+class DecisionLoop:
+    """One policy, one decode instance. Never sleeps, never launches, never reads a clock."""
+
+    def __init__(self, policy: Policy, capabilities: Capabilities, sink: DecisionSink | None = None) -> None:
+        """``sink`` receives every record; `None` keeps none."""
+        self._policy = policy
+        self._sink = sink
+        self._total_sms = capabilities.total_sms
+        self._beside = {(split.decode_sms, split.finetune_sms) for split in capabilities.splits}
+        self._decode_sms = {split.decode_sms for split in capabilities.splits} | {capabilities.total_sms}
+        self._finetune_sms = {split.finetune_sms for split in capabilities.splits} | {capabilities.total_sms}
+        self._open: tuple[StepView, StepPlan] | None = None
+
+    def decide(self, view: StepView) -> StepPlan:
+        """Ask the policy and check its answer; raises `PlanError` for what this hardware cannot do."""
+        plan = self._policy.plan(view)
+        self._check(view, plan)
+        self._open = (view, plan)
+        return plan
+
+    def settle(self, result: StepResult) -> None:
+        """Report what the steps under the last plan took."""
+        if self._open is None:
+            raise PlanError("a result was reported without a plan before it")
+        view, plan = self._open
+        self._open = None
+        self._policy.observe(result)
+        if self._sink is not None:
+            self._sink.write(DecisionRecord(view, plan, result))
+
+    def _check(self, view: StepView, plan: StepPlan) -> None:
+        where = f"instance {view.instance}, step {view.step}"
+        if plan.decode_sms not in self._decode_sms:
+            raise PlanError(f"{where}: no partition of {plan.decode_sms} SMs for decode; there are {sorted(self._decode_sms)}")
+        if plan.hold.steps < 1:
+            raise PlanError(f"{where}: a plan holds for at least one step, not {plan.hold.steps}")
+        known = {job.job_id for job in view.jobs}
+        for job in plan.jobs:
+            if job.job_id not in known:
+                raise PlanError(f"{where}: no finetuning job {job.job_id!r} here; there are {sorted(known)}")
+            if not (0.0 <= job.turn_ms < float("inf")) or job.rows < 0:
+                raise PlanError(f"{where}: job {job.job_id!r} has turn {job.turn_ms} ms and {job.rows} rows; both are >= 0")
+        sms = sum(job.sms for job in plan.jobs)
+        if sms == 0:
+            return
+        if view.batch == 0:
+            if sms not in self._finetune_sms:
+                raise PlanError(f"{where}: no partition of {sms} SMs for finetuning; there are {sorted(self._finetune_sms)}")
+        elif (plan.decode_sms, sms) not in self._beside:
+            splits = ", ".join(f"{a}+{b}" for a, b in sorted(self._beside))
+            raise PlanError(f"{where}: {plan.decode_sms}+{sms} is no split of this GPU ({splits})")

@@ -1,0 +1,146 @@
+"""What a run leaves behind: one row a request and one row a decode step, kept as flat columns while it runs."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMPLETED, UNFINISHED, REJECTED = 1, 0, 2
+"""States of a request; one that was neither completed nor rejected when the run ended is unfinished."""
+
+
+class RequestBook:
+    """One row a request, indexed by its place in the trace. Times are seconds from the trace's zero, NaN while unset."""
+
+    def __init__(self, prompt_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64]) -> None:
+        """The sizes asked for; everything else is filled in as the run goes."""
+        count = len(prompt_tokens)
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.arrival_s = np.full(count, np.nan)
+        self.first_token_s = np.full(count, np.nan)
+        self.last_token_s = np.full(count, np.nan)
+        self.produced_tokens = np.zeros(count, dtype=np.int64)
+        self.instance = np.full(count, -1, dtype=np.int32)
+        self.preemptions = np.zeros(count, dtype=np.int32)
+        self.state = np.zeros(count, dtype=np.int8)
+        self.reasons: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        """Requests in the trace."""
+        return len(self.prompt_tokens)
+
+    def reject(self, index: int, reason: str) -> None:
+        """Refuse request ``index`` for ``reason``."""
+        self.state[index] = REJECTED
+        self.reasons[index] = reason
+
+    def ttft_s(self) -> NDArray[np.float64]:
+        """Arrival to first token of each request, NaN where there was none."""
+        return self.first_token_s - self.arrival_s
+
+    def tpot_s(self) -> NDArray[np.float64]:
+        """(last - first token time) / (n - 1) of each completed request; NaN where n = 1 or not completed."""
+        gaps = self.output_tokens - 1
+        tpot = np.full(len(self), np.nan)
+        defined = (self.state == COMPLETED) & (gaps > 0)
+        tpot[defined] = (self.last_token_s[defined] - self.first_token_s[defined]) / gaps[defined]
+        return tpot
+
+
+@dataclass(frozen=True, slots=True)
+class SpanState:
+    """What was constant over the steps of one plan, as the recorder keeps it."""
+
+    instance: int
+    first_step: int
+    start_s: float
+    batch: int
+    joined: int
+    kv_tokens: int
+    waiting: int
+    decode_sms: int
+    finetune_sms: int
+    turn_budget_ms: float
+    predicted_ms: float
+    rows_kv: int
+    rows_lent: int
+    window_layers: int
+    free_but_unlendable_bytes: int
+    finetune_tokens: float
+
+
+SPAN_INT_COLUMNS = (
+    "instance", "first_step", "batch", "joined", "kv_tokens", "waiting", "decode_sms", "finetune_sms",
+    "rows_kv", "rows_lent", "window_layers", "free_but_unlendable_bytes",
+)  # fmt: skip
+SPAN_FLOAT_COLUMNS = ("start_s", "turn_budget_ms", "predicted_ms", "finetune_tokens")
+
+
+class StepBook:
+    """One row a step, in spans of steps that shared one plan.
+
+    Violations are judged as they are added: ``solo`` where decode alone would have been over target too.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.steps = array("i")
+        self.columns: dict[str, array[int] | array[float]] = {
+            **{name: array("q") for name in SPAN_INT_COLUMNS},
+            **{name: array("d") for name in SPAN_FLOAT_COLUMNS},
+        }
+        self.latency_ms = array("d")
+        self.decode_ms = array("d")
+        self.turn_ms = array("d")
+        self.join_gap_ms = array("d")
+        self.solo_violations = 0
+        self.finetune_violations = 0
+        self.busy_s = 0.0
+        self.idle_s = 0.0
+        self.idle_finetune_sm_s = 0.0
+        self._appends = [(name, self.columns[name].append) for name in SPAN_INT_COLUMNS + SPAN_FLOAT_COLUMNS]
+
+    def add(
+        self,
+        span: SpanState,
+        latency_ms: Sequence[float],
+        decode_ms: Sequence[float],
+        turn_ms: Sequence[float],
+        join_gap_ms: Sequence[float],
+    ) -> None:
+        """Keep the steps of one plan; ``join_gap_ms`` are the gaps since their last token of requests that joined."""
+        self.steps.append(len(latency_ms))
+        for name, append in self._appends:
+            append(getattr(span, name))
+        self.latency_ms.extend(latency_ms)
+        self.decode_ms.extend(decode_ms)
+        self.turn_ms.extend(turn_ms)
+        self.join_gap_ms.extend(join_gap_ms)
+
+    def __len__(self) -> int:
+        """Steps kept."""
+        return len(self.latency_ms)
+
+    def span_column(self, name: str) -> NDArray[np.int64] | NDArray[np.float64]:
+        """One value a span."""
+        column = self.columns[name]
+        return np.frombuffer(column, dtype=np.int64 if column.typecode == "q" else np.float64)
+
+    def spread(self, name: str) -> NDArray[np.int64] | NDArray[np.float64]:
+        """A span's column repeated for each of its steps."""
+        return np.repeat(self.span_column(name), self.span_steps())
+
+    def span_steps(self) -> NDArray[np.int32]:
+        """Steps of each span."""
+        return np.frombuffer(self.steps, dtype=np.int32)
+
+    def step_within_span(self) -> NDArray[np.int64]:
+        """0, 1, 2, .. within each span, one entry a step."""
+        steps = self.span_steps().astype(np.int64)
+        starts = np.cumsum(steps) - steps
+        return np.arange(int(steps.sum()), dtype=np.int64) - np.repeat(starts, steps)

@@ -1,0 +1,77 @@
+"""The order of finetuning: which units one optimizer step is made of, and where a job stands in it.
+
+The same cursor orders the simulator's arithmetic and the GPU engine's launches. Within a batch the order is
+layer-major, so that one swap-in of a frozen layer serves every micro-batch::
+
+    forward  layer 0: mb 0, mb 1, ..  layer 1: mb 0, mb 1, ..  ...  head+loss: mb 0, mb 1, ..
+    backward layer L-1: mb 0, mb 1, ..                         ...  layer 0: mb 0, mb 1, ..
+    optimizer layer 0, 1, .., L-1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harli_core.errors import ConfigError
+from harli_core.types import UnitKind
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One schedulable piece of work.
+
+    ``layer`` is `None` for head + loss, ``micro_batch`` is `None` for the optimizer. ``walk`` is its place in the
+    window's walk over the frozen layers: ``layer`` going forward, ``2 * layers - 1 - layer`` coming back; head + loss
+    belongs to the last layer's turn, the optimizer to the first layer's next one.
+    """
+
+    kind: UnitKind
+    layer: int | None
+    micro_batch: int | None
+    walk: int
+
+
+class UnitOrder:
+    """The units of one optimizer step for ``layers`` layers and ``micro_batches`` micro-batches, in order."""
+
+    def __init__(self, layers: int, micro_batches: int) -> None:
+        """Lay the units out; both counts are at least 1 (else `ConfigError`)."""
+        if layers < 1 or micro_batches < 1:
+            raise ConfigError(f"a finetune step needs layers >= 1 and micro-batches >= 1, not {layers} and {micro_batches}")
+        self.layers = layers
+        self.micro_batches = micro_batches
+        forward = [Unit("forward", layer, mb, layer) for layer in range(layers) for mb in range(micro_batches)]
+        head = [Unit("head_loss", None, mb, layers - 1) for mb in range(micro_batches)]
+        backward = [
+            Unit("backward", layer, mb, 2 * layers - 1 - layer)
+            for layer in reversed(range(layers))
+            for mb in range(micro_batches)
+        ]
+        optimizer = [Unit("optimizer", layer, None, 2 * layers - 1) for layer in range(layers)]
+        self.units: tuple[Unit, ...] = tuple(forward + head + backward + optimizer)
+
+    def __len__(self) -> int:
+        """Units in one optimizer step."""
+        return len(self.units)
+
+
+@dataclass(slots=True)
+class UnitCursor:
+    """Where a job stands: the unit at ``index`` is next or running, ``steps`` optimizer steps are complete."""
+
+    order: UnitOrder
+    index: int = 0
+    steps: int = 0
+
+    @property
+    def unit(self) -> Unit:
+        """The unit that is next or running."""
+        return self.order.units[self.index]
+
+    def advance_to(self, index: int) -> None:
+        """Move to unit ``index`` of this optimizer step; ``len(order)`` starts the next step."""
+        if index == len(self.order.units):
+            self.index = 0
+            self.steps += 1
+        else:
+            self.index = index

@@ -1,0 +1,69 @@
+"""The paper's policy: at each decode step the split whose predicted latency is closest to the target from below."""
+
+from __future__ import annotations
+
+from harli_core.policy import PolicyContext
+from harli_core.qos.first_job import first_job_plan
+from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
+from harli_core.qos.rows import rows_for
+from harli_core.qos.split_choice import closest_below
+from harli_core.types import Hold, StepPlan, StepResult, StepView
+
+
+class Harli:
+    """Shares SMs by prediction (paper section 6), corrected online; no turns.
+
+    ``hold_steps`` bounds how long one answer is kept while nothing changes; predictions are for the last of these steps.
+    A finer split (more SMs for decode) is taken at once, a coarser one only when it fits with ``hysteresis`` to spare.
+    """
+
+    serves = True
+    finetunes = True
+
+    def __init__(
+        self, context: PolicyContext, hold_steps: int = 64, hysteresis: float = 0.03, quantile: float = 0.99
+    ) -> None:
+        """Options keep their defaults unless the user sets them."""
+        self._context = context
+        self._hold_steps = int(hold_steps)
+        self._hysteresis = float(hysteresis)
+        self._monitor = LatencyMonitor(context, float(quantile))
+        self._last: int | None = None
+
+    def plan(self, view: StepView) -> StepPlan:
+        """Choose a split, or pause finetuning when none keeps the target."""
+        capabilities = self._context.capabilities
+        rows = tuple(rows_for(job, view, self._context.reservation) for job in view.jobs)
+        if view.batch == 0:
+            return first_job_plan(view, rows, Hold(1, None), capabilities.total_sms, capabilities.total_sms)
+        steps = self._hold_steps
+        first = self._context.predictor.predict(view.batch, view.kv_tokens)
+        last = self._context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
+        choice = None if self._monitor.guard.paused or not view.jobs else self._choose(last.colocated_ms)
+        if choice is None:
+            steps = min(steps, self._monitor.guard.paused_steps or steps)
+            self._monitor.expect(WHOLE_CHIP, first, last, self._hold_steps, finetuning=False)
+            predicted_ms = first.whole_chip_ms * self._monitor.ring(WHOLE_CHIP).centre
+            return first_job_plan(view, rows, Hold(steps, None), capabilities.total_sms, 0, 0.0, predicted_ms)
+        self._monitor.expect(choice, first, last, self._hold_steps, finetuning=True)
+        split = capabilities.splits[choice]
+        predicted_ms = first.colocated_ms[choice] * self._monitor.ring(choice).centre
+        hold = Hold(steps, self._context.qos_ms)
+        return first_job_plan(view, rows, hold, split.decode_sms, split.finetune_sms, 0.0, predicted_ms)
+
+    def observe(self, result: StepResult) -> None:
+        """Feed the residuals and the guard."""
+        self._monitor.observe(result)
+
+    def _choose(self, colocated_ms: list[float] | tuple[float, ...]) -> int | None:
+        corrected = [
+            latency_ms * self._monitor.ring(choice).centre for choice, latency_ms in enumerate(colocated_ms)
+        ]
+        choice = closest_below(corrected, self._context.qos_ms)
+        if choice is not None and self._last is not None and corrected[choice] > corrected[self._last]:
+            easier = closest_below(corrected, self._context.qos_ms * (1.0 - self._hysteresis))
+            if corrected[self._last] <= self._context.qos_ms:
+                choice = self._last if easier is None or corrected[easier] < corrected[self._last] else easier
+        self._last = choice
+        return choice
+
