@@ -39,6 +39,16 @@ class MemoryAccountingError(HarliError):
     exit_code = 3
 
 
+class OutOfMemoryError(MemoryAccountingError):
+    """No room for an allocation; every table is as it was."""
+
+
+class DriverCallError(HarliError):
+    """A call to the driver of a GPU failed; what had been done before it is undone."""
+
+    exit_code = 3
+
+
 class AuditError(HarliError):
     """The run finished, but its own books do not balance: a fault of the program, not of the user."""
 

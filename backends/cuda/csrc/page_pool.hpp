@@ -1,0 +1,108 @@
+// The physical blocks of the grid, and the two virtual views through which they are seen.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "driver.hpp"
+#include "latency.hpp"
+
+namespace harli {
+
+struct Grid {
+    uint32_t rows = 0;
+    uint32_t columns = 0;
+    size_t block_bytes = 0;
+
+    size_t blocks() const { return static_cast<size_t>(rows) * columns; }
+    size_t row_bytes() const { return columns * block_bytes; }
+};
+
+// alias: both views are mapped when a row is committed, so that lending touches tables only.
+// remap: a row is mapped in the view of its holder alone; a stray access through the other faults.
+enum class Lending { alias, remap };
+
+struct PoolStats {
+    uint32_t rows_committed = 0;
+    uint32_t rows_lent = 0;
+    uint32_t rows_stranded = 0;
+    size_t physical_bytes = 0;
+    Latency lend;
+    Latency give_back;
+};
+
+//   KV view, one range a column, each with a guard block after it     general-purpose view, row after row
+//     column 0  [r0][r1][r2]...|guard|                                  [r0 c0][r0 c1]..[r0 cN][r1 c0][r1 c1]...
+//     column 1  [r0][r1][r2]...|guard|                                  adjacent lent rows are contiguous
+//
+// Blocks are created by commit_row and stay until release(). A call that throws has changed nothing: what it had done
+// is undone. Where the driver refuses even that, the row is stranded: nobody may use it, release() still frees it.
+// The caller answers for the order of GPU work: a row is lent or given back once the work that used it has passed.
+// Thread-safe.
+class PagePool {
+public:
+    PagePool(std::shared_ptr<Driver> driver, Grid grid, Lending lending);
+    ~PagePool();
+    PagePool(const PagePool&) = delete;
+    PagePool& operator=(const PagePool&) = delete;
+
+    void commit_row(uint32_t row);
+    void lend_row(uint32_t row);
+
+    // Fill a lent row through the general-purpose view, so that return_row finds it clean. The row must not be written
+    // after that; whether the fill has passed is for the caller to know (an event) before return_row.
+    void scrub_row(uint32_t row, uint16_t pattern, Stream stream);
+
+    // Give a lent row back to KV. One that is not clean is filled on `stream`, unless `pattern` is absent.
+    void return_row(uint32_t row, std::optional<uint16_t> pattern, Stream stream);
+
+    // Unmap, release and free everything; any state, more than once. Driver errors do not stop it; returns how many.
+    size_t release() noexcept;
+
+    Address kv_address(uint32_t column, uint32_t row) const;
+    Address general_address(uint32_t row, uint32_t column) const;
+    bool is_lent(uint32_t row) const;
+    PoolStats stats() const;
+    void check_integrity() const;
+
+    const Grid& grid() const { return grid_; }
+    Lending lending() const { return lending_; }
+    Driver& driver() const { return *driver_; }
+
+private:
+    enum class State : uint8_t { uncommitted, kv, lent, stranded };
+    enum View : uint8_t { kv_view = 0, general_view = 1 };
+    struct Block {
+        Handle handle = 0;
+        bool created = false;
+        bool mapped[2] = {false, false};
+        bool accessible[2] = {false, false};
+    };
+
+    Block& block(uint32_t row, uint32_t column) { return blocks_[static_cast<size_t>(row) * grid_.columns + column]; }
+    Address address(View view, uint32_t row, uint32_t column) const;
+    State& checked_state(const char* verb, uint32_t row, State wanted);
+    void map_row(View view, uint32_t row);
+    void unmap_row(View view, uint32_t row);
+    void move_row(uint32_t row, View from, View to);
+    void drop_row(uint32_t row) noexcept;
+    size_t drop_ranges() noexcept;
+
+    std::shared_ptr<Driver> driver_;
+    Grid grid_;
+    Lending lending_;
+    mutable std::mutex mutex_;
+    Address kv_base_ = 0;
+    Address general_base_ = 0;
+    bool kv_reserved_ = false;
+    bool general_reserved_ = false;
+    std::vector<Block> blocks_;
+    std::vector<State> states_;
+    std::vector<bool> clean_;
+    PoolStats stats_;
+};
+
+}  // namespace harli
