@@ -1,0 +1,110 @@
+"""The compaction kernels, compiled at run time with NVRTC through cuda-python."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from harli_core.errors import BackendUnavailableError, DriverCallError
+
+THREADS = 256
+WARPS = THREADS // 32
+
+SOURCE = """
+// One warp moves one token's entry in one column: all its loads first, then its stores. grid = (moves / warps, columns).
+extern "C" __global__ void move(const unsigned long long* bases, const int* source, const int* destination, int moves,
+                                int entry_vectors) {
+    const int which = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (which >= moves) return;
+    const int lane = threadIdx.x % 32;
+    uint4* const column = reinterpret_cast<uint4*>(bases[blockIdx.y]);
+    const uint4* const from = column + static_cast<long long>(source[which]) * entry_vectors;
+    uint4* const to = column + static_cast<long long>(destination[which]) * entry_vectors;
+    for (int at = lane; at < entry_vectors; at += 4 * 32) {
+        uint4 held[4];
+        #pragma unroll
+        for (int part = 0; part < 4; ++part) {
+            if (at + part * 32 < entry_vectors) held[part] = __ldcs(from + at + part * 32);
+        }
+        #pragma unroll
+        for (int part = 0; part < 4; ++part) {
+            if (at + part * 32 < entry_vectors) __stcs(to + at + part * 32, held[part]);
+        }
+    }
+}
+
+// Sources are ascending: most entries are settled by the bounds, the rest by a binary search.
+extern "C" __global__ void rewrite(int* table, long long entries, const int* source, const int* destination, int moves) {
+    const int first = source[0];
+    const int last = source[moves - 1];
+    const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+    for (long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; at < entries; at += step) {
+        const int slot = table[at];
+        if (slot < first || slot > last) continue;
+        int low = 0;
+        int high = moves - 1;
+        while (low < high) {
+            const int middle = (low + high) / 2;
+            if (source[middle] < slot) low = middle + 1; else high = middle;
+        }
+        if (source[low] == slot) table[at] = destination[low];
+    }
+}
+"""
+
+
+class CompactionKernel:
+    """Both kernels, loaded in the context that is current at construction."""
+
+    def __init__(self) -> None:
+        """Compile for the current device; raises `BackendUnavailableError` without cuda-python or NVRTC."""
+        try:
+            from cuda.bindings import driver, nvrtc
+        except ImportError as error:
+            raise BackendUnavailableError(
+                "compaction on the GPU needs cuda-python; install with: pip install 'harli[cuda]'"
+            ) from error
+        import torch
+
+        self._driver = driver
+        torch.cuda.current_stream()  # makes the primary context current
+        major, minor = torch.cuda.get_device_capability()
+        program = _checked(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"compaction.cu", 0, [], []))
+        options = [f"--gpu-architecture=sm_{major}{minor}".encode()]
+        outcome = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if int(outcome[0]) != 0:
+            log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+            _checked(nvrtc.nvrtcGetProgramLog(program, log))
+            raise DriverCallError("compaction kernel does not compile: " + log.decode().replace("\n", " "))
+        cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+        _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+        _checked(nvrtc.nvrtcDestroyProgram(program))
+        self._module = _checked(driver.cuModuleLoadData(cubin))
+        self._move = _checked(driver.cuModuleGetFunction(self._module, b"move"))
+        self._rewrite = _checked(driver.cuModuleGetFunction(self._module, b"rewrite"))
+
+    def move(self, bases: Any, moves: Any, columns: int, entry_bytes: int, stream: int) -> None:
+        """Copy entries ``moves[0] -> moves[1]`` (int32 ``[2, n]`` on the GPU) in all columns, whose addresses are ``bases``."""
+        count = moves.shape[1]
+        arguments = (bases.data_ptr(), moves[0].data_ptr(), moves[1].data_ptr(), count, entry_bytes // 16)
+        kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+        self._launch(self._move, (-(-count // WARPS), columns), stream, arguments, kinds)
+
+    def rewrite(self, table: Any, moves: Any, stream: int) -> None:
+        """Replace every slot of ``table`` (contiguous int32) that was moved by its new place."""
+        entries, count = table.numel(), moves.shape[1]
+        arguments = (table.data_ptr(), entries, moves[0].data_ptr(), moves[1].data_ptr(), count)
+        kinds = (ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        self._launch(self._rewrite, (min(4096, -(-entries // THREADS)), 1), stream, arguments, kinds)
+
+    def _launch(
+        self, function: Any, grid: tuple[int, int], stream: int, arguments: tuple[Any, ...], kinds: tuple[Any, ...]
+    ) -> None:
+        _checked(self._driver.cuLaunchKernel(function, *grid, 1, THREADS, 1, 1, 0, stream, (arguments, kinds), 0))
+
+
+def _checked(outcome: tuple[Any, ...]) -> Any:
+    """The values of a cuda-python call; raises `DriverCallError` for its error code."""
+    if int(outcome[0]) != 0:
+        raise DriverCallError(f"driver call failed: {outcome[0]}")
+    return outcome[1] if len(outcome) == 2 else outcome[1:] or None
