@@ -88,8 +88,8 @@ void GranulePool::free_piece(uint32_t node, int order, Fence fence) {
     while (order < top_order_) {
         const uint32_t buddy = base + ((node - base) ^ (1U << order));
         const Node& it = cell(buddy);
-        if (it.order != order || it.tag != fence.tag) break;
-        fence.epoch = std::max(fence.epoch, it.epoch);
+        if (it.order != order || (it.tag != fence.tag && it.tag != ready_tag)) break;
+        if (it.tag == fence.tag) fence.epoch = std::max(fence.epoch, it.epoch);
         unlink(buddy);
         node = std::min(node, buddy);
         ++order;

@@ -17,8 +17,9 @@ namespace harli {
 //     slab   [      8      ][  4  ][ 2 ][1][1]    a free piece of n granules (a power of two) starts at a multiple of n;
 //                                                 its buddy starts at position XOR n
 // A request for n granules takes the smallest free piece that holds it and gives the rest back at once, so that no more
-// than a granule is lost to rounding. A piece carries the fence of its last user; pieces merge if they wait for the
-// same stream, and the merged one waits for the later fence. A slab whose last granule comes free is closed at once.
+// than a granule is lost to rounding. A piece carries the fence of its last user. A freed piece merges with buddies that
+// wait for the same stream or for none, and the whole then waits for the later fence: a little is kept from other streams
+// for a while, but the stream that frees finds its memory in one piece again. A slab that comes wholly free is closed.
 // Not thread-safe: the tensor space locks.
 class GranulePool {
 public:

@@ -189,6 +189,7 @@ void bind_space(nb::module_& m) {
 
 NB_MODULE(_native, m) {
     m.doc() = "Harli's memory below Python: driver, page pool, tensor space.";
+    nb::set_leak_warnings(false);  // a space bound for torch lives until the process ends
     translate<DriverError>("DriverCallError");
     translate<OutOfMemory>("OutOfMemoryError");
     translate<StateError>("MemoryAccountingError");

@@ -275,6 +275,11 @@ void TensorSpace::count_in_rows(const Range& range, int change) {
 
 bool TensorSpace::owns(Address address) const { return address >= base_ && address < base_ + view_bytes_; }
 
+uint64_t TensorSpace::live() const {
+    std::lock_guard lock(mutex_);
+    return counts_.live;
+}
+
 size_t TensorSpace::size_of(Address address) const {
     std::lock_guard lock(mutex_);
     return find(address, "size").requested_bytes;

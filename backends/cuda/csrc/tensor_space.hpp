@@ -59,6 +59,7 @@ public:
     std::vector<uint32_t> rows_empty() const;  // nothing is allocated there and all fences have passed: can be removed
     std::vector<uint32_t> rows_idle() const;   // nothing is allocated there, but fences may not have passed
     bool owns(Address address) const;          // whether it lies in the general-purpose view
+    uint64_t live() const;                     // allocations
     size_t size_of(Address address) const;     // bytes asked for; throws unless something is allocated there
     SpaceStats stats() const;
     void reset_latencies();

@@ -33,8 +33,8 @@ void remember(const char* error) noexcept {
 void bind_torch_space(std::shared_ptr<TensorSpace> space) {
     Binding& it = binding();
     const std::lock_guard lock(it.mutex);
-    std::erase_if(it.earlier, [&](const auto& before) { return before == space || before->stats().live == 0; });
-    if (it.current != nullptr && it.current != space && it.current->stats().live > 0) it.earlier.push_back(it.current);
+    std::erase_if(it.earlier, [&](const auto& before) { return before == space || before->live() == 0; });
+    if (it.current != nullptr && it.current != space && it.current->live() > 0) it.earlier.push_back(it.current);
     it.current = std::move(space);
 }
 
@@ -78,6 +78,8 @@ void harli_torch_free(void* pointer, ptrdiff_t /*size*/, int /*device*/, void* s
         }
         if (owner == nullptr) throw StateError("torch freed an address of no tensor space");
         owner->free(address, reinterpret_cast<Stream>(stream));
+        const std::lock_guard lock(binding().mutex);
+        std::erase_if(binding().earlier, [](const auto& space) { return space->live() == 0; });
     } catch (const std::exception& error) {
         remember(error.what());
     }
