@@ -15,4 +15,6 @@ sys.path.append(str(Path(__file__).parents[2]))
 collect_ignore_glob = [] if find_spec("backends.cuda._native") else ["test_*.py"]
 
 if collect_ignore_glob and os.environ.get("HARLI_REQUIRE_NATIVE") == "1":
-    raise pytest.UsageError("HARLI_REQUIRE_NATIVE=1, but backends.cuda._native is not installed: HARLI_NATIVE=host pip install .")
+    raise pytest.UsageError(
+        "HARLI_REQUIRE_NATIVE=1, but there is no backends.cuda._native: HARLI_NATIVE=host pip install ."
+    )

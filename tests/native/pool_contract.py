@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from backends.cuda._native import Driver, HostDriver, PagePool, TensorSpace
 from backends.cuda.memory.provider import Lending, NativeProvider
@@ -11,6 +12,9 @@ from harli_core.errors import DriverCallError, HarliError, MemoryAccountingError
 from harli_core.memory.geometry import GridGeometry
 from harli_core.memory.unified import UnifiedAllocator
 from tests.native.device_bytes import DeviceBytes
+
+if TYPE_CHECKING:
+    from backends.cuda._native import Call
 
 ROWS, COLUMNS = 4, 2
 POISON = b"\xff\xff"
@@ -21,7 +25,7 @@ def raises(kind: type[HarliError], action: Callable[[], object], text: str = "")
     try:
         action()
     except kind as error:
-        assert text in str(error), error
+        assert text in str(error), error  # noqa: PT017 - runs without pytest
         return
     raise AssertionError(f"no {kind.__name__}: {text}")
 
@@ -70,7 +74,7 @@ def adjacent_rows_are_contiguous(driver: Driver, lending: Lending) -> None:
 def lending_by_alias_makes_no_driver_call(driver: Driver, lending: Lending) -> None:
     """Under alias neither a lend nor the return of a scrubbed row calls the driver; under remap both do."""
     provider, memory, _ = whole(driver, lending)
-    calls = ("reserve", "create", "map", "set_access", "unmap", "release", "free", "fill", "copy")
+    calls: tuple[Call, ...] = ("reserve", "create", "map", "set_access", "unmap", "release", "free", "fill", "copy")
     memory.lend_rows(1)
     provider.scrub(3, 0)
     provider.return_row(3)
@@ -82,7 +86,7 @@ def lending_by_alias_makes_no_driver_call(driver: Driver, lending: Lending) -> N
     both = {call: driver.calls(call) - before[call] for call in calls}
     moved = 0 if lending == "alias" else COLUMNS
     assert lend == {**dict.fromkeys(calls, 0), "map": moved, "unmap": moved, "set_access": min(moved, 1)}
-    expected = {"map": 2 * moved, "unmap": 2 * moved, "set_access": moved + min(moved, 1), "fill": 1}
+    expected: dict[Call, int] = {"map": 2 * moved, "unmap": 2 * moved, "set_access": moved + min(moved, 1), "fill": 1}
     assert both == {**dict.fromkeys(calls, 0), **expected}
     memory.release()
 

@@ -42,7 +42,7 @@ def test_column_is_indexed_by_slot(provider: NativeProvider) -> None:
 def test_array_keeps_the_pool_alive(provider: NativeProvider) -> None:
     """An array outlives every other reference to its pool."""
     column = kv_array(provider.pool, 0, ENTRY)
-    provider._pool = provider._space = None  # type: ignore[assignment]
+    provider._pool = provider._space = None
     gc.collect()
     column[5] = 9
     assert column[5, 0] == 9

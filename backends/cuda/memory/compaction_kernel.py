@@ -84,7 +84,7 @@ class CompactionKernel:
         self._rewrite = _checked(driver.cuModuleGetFunction(self._module, b"rewrite"))
 
     def move(self, bases: Any, moves: Any, columns: int, entry_bytes: int, stream: int) -> None:
-        """Copy entries ``moves[0] -> moves[1]`` (int32 ``[2, n]`` on the GPU) in all columns, whose addresses are ``bases``."""
+        """Copy entries ``moves[0] -> moves[1]`` (int32 ``[2, n]`` on the GPU) in all columns (addresses ``bases``)."""
         count = moves.shape[1]
         arguments = (bases.data_ptr(), moves[0].data_ptr(), moves[1].data_ptr(), count, entry_bytes // 16)
         kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)

@@ -6,7 +6,9 @@ from importlib.util import find_spec
 
 from harli_core.errors import BackendUnavailableError
 
-HOW_TO_BUILD = "build it with: HARLI_CUDA=1 pip install . (needs CUDA headers), or HARLI_NATIVE=host pip install . (no CUDA)"
+HOW_TO_BUILD = (
+    "build it with: HARLI_CUDA=1 pip install . (needs CUDA headers), or HARLI_NATIVE=host pip install . (no CUDA)"
+)
 
 
 def missing() -> str | None:

@@ -34,6 +34,7 @@ class TorchPool:
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library_path(), MALLOC, FREE)
         self._pool: Any = None
         self._users = 0
+        self._warm_streams: set[int] = set()
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -45,12 +46,20 @@ class TorchPool:
         torch = self._torch
         if self._pool is None:
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
+        self._warm_up(torch.cuda.current_stream())
         self._users += 1
         try:
             with torch.autograd.set_multithreading_enabled(False), torch.cuda.use_mem_pool(self._pool):
                 yield
         finally:
             self._users -= 1
+
+    def _warm_up(self, stream: Any) -> None:
+        """Let cuBLAS get its workspace for this stream outside the pool: it keeps it, and would pin a row for ever."""
+        if stream.cuda_stream not in self._warm_streams:
+            ones = self._torch.ones(16, 16, device="cuda", dtype=self._torch.bfloat16)
+            self._torch.mm(ones, ones)
+            self._warm_streams.add(stream.cuda_stream)
 
     def trim(self) -> None:
         """Give segments without a live tensor back to the tensor space; raises `MemoryAccountingError` inside `use`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,13 @@ from backends.cuda._native import PagePool, TensorSpace
 
 
 class Region:
-    """``bytes`` bytes at an address, kept alive by ``owner``; numpy takes it on the host, torch and others on CUDA."""
+    """``size_bytes`` bytes at an address, kept alive by ``owner``; numpy takes it on the host, torch and others on CUDA."""
 
-    def __init__(self, address: int, bytes: int, owner: object, *, on_gpu: bool) -> None:  # noqa: A002
+    def __init__(self, address: int, size_bytes: int, owner: object, *, on_gpu: bool) -> None:
         """Describe the region; nothing is touched."""
         self.owner = owner
         self.on_gpu = on_gpu
-        interface: dict[str, Any] = {"data": (address, False), "shape": (bytes,), "typestr": "|u1", "version": 3}
+        interface: dict[str, Any] = {"data": (address, False), "shape": (size_bytes,), "typestr": "|u1", "version": 3}
         if on_gpu:
             self.__cuda_array_interface__ = {**interface, "strides": None}
         else:
@@ -51,12 +52,12 @@ def tensor_of(region: Region, dtype: Any, shape: tuple[int, ...]) -> Any:
 class OwnedBytes:
     """An allocation of the tensor space that is freed, on its stream, when the last array or tensor over it goes."""
 
-    def __init__(self, space: TensorSpace, bytes: int, stream: int) -> None:  # noqa: A002
+    def __init__(self, space: TensorSpace, size_bytes: int, stream: int) -> None:
         """Allocate; raises `OutOfMemoryError`."""
         self.space = space
         self.stream = stream
-        self.bytes = bytes
-        self.address = space.allocate(bytes, stream)
+        self.size_bytes = size_bytes
+        self.address = space.allocate(size_bytes, stream)
 
     def __del__(self) -> None:
         """Free; reuse elsewhere waits for what the stream was given before."""
@@ -66,12 +67,10 @@ class OwnedBytes:
 
 def space_tensor(space: TensorSpace, dtype: Any, shape: tuple[int, ...], stream: int, *, on_gpu: bool) -> Any:
     """A torch tensor in the lent rows (frozen weights, say), freed with its last reference."""
-    import math
-
     owned = OwnedBytes(space, max(1, math.prod(shape) * dtype.itemsize), stream)
-    return tensor_of(Region(owned.address, owned.bytes, owned, on_gpu=on_gpu), dtype, shape)
+    return tensor_of(Region(owned.address, owned.size_bytes, owned, on_gpu=on_gpu), dtype, shape)
 
 
-def host_bytes(address: int, bytes: int) -> NDArray[np.uint8]:  # noqa: A002
+def host_bytes(address: int, size_bytes: int) -> NDArray[np.uint8]:
     """Bytes of the host driver's memory; the caller keeps what they belong to alive."""
-    return np.frombuffer((ctypes.c_uint8 * bytes).from_address(address), dtype=np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))

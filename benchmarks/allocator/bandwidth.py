@@ -1,0 +1,136 @@
+"""Copies, decode-attention reads and GEMMs through pool memory against plain cudaMalloc buffers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+import torch
+
+from backends.cuda import _native
+from backends.cuda.memory.provider import NativeProvider
+from backends.cuda.memory.views import kv_region, space_tensor, tensor_of
+from benchmarks.allocator.measuring import gpu_ms, save, spread
+from benchmarks.allocator.paged_read import launch
+from harli_core.memory.geometry import GridGeometry
+from harli_core.memory.unified import UnifiedAllocator
+
+TOKENS = 65536
+COLUMNS = 64
+HEADS, DIM = 8, 128
+ENTRY = HEADS * DIM  # elements of one token in one column
+LAYERS_READ = 8
+
+
+def against(base: str, times: dict[str, list[float]], moved_bytes: int | None = None) -> dict[str, Any]:
+    """Spread of each variant, its bandwidth, and the ratio of medians to the base (above 1 is slower)."""
+    medians = {name: spread(values)["median"] for name, values in times.items()}
+    out: dict[str, Any] = {}
+    for name, values in times.items():
+        out[name] = {"ms": spread(values), "time_over_plain": medians[name] / medians[base]}
+        if moved_bytes is not None:
+            out[name]["tb_per_s"] = moved_bytes / medians[name] / 1e9
+    return out
+
+
+def pools() -> tuple[list[Any], dict[str, Any]]:
+    """The KV memory of LLaMA3-8B four times: pool and plain, per layer and page-major, as flat bf16 tensors."""
+    driver = _native.CudaDriver()
+    memories = []
+    flat: dict[str, Any] = {}
+    for name, geometry in (
+        ("per_layer", GridGeometry(row_tokens=1024, columns=COLUMNS, rows=TOKENS // 1024)),
+        ("page_major", GridGeometry(row_tokens=16, columns=1, rows=TOKENS // 16)),
+    ):
+        provider = NativeProvider(driver)
+        memories.append(UnifiedAllocator(geometry, provider))
+        columns = [kv_region(provider.pool, column, on_gpu=True) for column in range(geometry.columns)]
+        flat[f"pool_{name}"] = [tensor_of(region, torch.bfloat16, (-1,)) for region in columns]
+    flat["plain_per_layer"] = [torch.empty(TOKENS * ENTRY, dtype=torch.bfloat16, device="cuda") for _ in range(COLUMNS)]
+    flat["plain_page_major"] = [torch.empty(TOKENS * ENTRY * COLUMNS, dtype=torch.bfloat16, device="cuda")]
+    for tensors in flat.values():
+        for tensor in tensors:
+            tensor.normal_()
+    return memories, flat
+
+
+def copies(flat: dict[str, Any]) -> dict[str, Any]:
+    """128 MiB from one place to another in each kind of memory."""
+    size = TOKENS * ENTRY
+
+    def copy_of(name: str) -> Callable[[], object]:
+        tensors = flat[name]
+        if len(tensors) > 1:
+            return lambda: tensors[1].copy_(tensors[0])
+        return lambda: tensors[0][3 * size : 4 * size].copy_(tensors[0][:size])
+
+    return against("plain_per_layer", gpu_ms({name: copy_of(name) for name in flat}, 60), 2 * size * 2)
+
+
+def reads(flat: dict[str, Any]) -> dict[str, Any]:
+    """Decode attention over 32 requests of 2,048 tokens in scattered slots, eight layers."""
+    requests, context, parts = 32, TOKENS // 32, 8
+    table = torch.randperm(TOKENS, device="cuda", dtype=torch.int32).view(requests, context)
+    query = torch.randn(requests, HEADS, DIM, dtype=torch.bfloat16, device="cuda") / DIM
+    out = torch.empty(requests, HEADS, parts, DIM, device="cuda")
+
+    def read_of(name: str) -> Callable[[], object]:
+        tensors = flat[name]
+
+        def per_layer() -> None:
+            for layer in range(LAYERS_READ):
+                launch(query, tensors[2 * layer], tensors[2 * layer + 1], table, out, ENTRY)
+
+        def page_major() -> None:
+            for layer in range(LAYERS_READ):
+                keys = tensors[0][2 * layer * ENTRY :]
+                launch(query, keys, keys[ENTRY:], table, out, ENTRY * COLUMNS)
+
+        return per_layer if len(tensors) > 1 else page_major
+
+    moved_bytes = LAYERS_READ * 2 * TOKENS * ENTRY * 2
+    return against("plain_per_layer", gpu_ms({name: read_of(name) for name in flat}, 40), moved_bytes)
+
+
+def gemms() -> dict[str, Any]:
+    """Frozen layer weights in lent rows against plain ones, 1,024 finetune tokens."""
+    provider = NativeProvider(_native.CudaDriver())
+    memory = UnifiedAllocator(GridGeometry(row_tokens=1024, columns=COLUMNS, rows=6), provider)
+    memory.lend_rows(5)
+    stream = torch.cuda.current_stream().cuda_stream
+    figures = {}
+    for rows, columns in ((4096, 4096), (4096, 14336), (14336, 4096)):
+        plain = torch.randn(rows, columns, dtype=torch.bfloat16, device="cuda")
+        lent = space_tensor(provider.space, torch.bfloat16, (rows, columns), stream, on_gpu=True)
+        lent.copy_(plain)
+        inputs = torch.randn(1024, rows, dtype=torch.bfloat16, device="cuda")
+        out = torch.empty(1024, columns, dtype=torch.bfloat16, device="cuda")
+
+        def product(weight: Any, inputs: Any = inputs, out: Any = out) -> Callable[[], object]:
+            return lambda: torch.mm(inputs, weight, out=out)
+
+        figures[f"{rows}x{columns}"] = against("plain", gpu_ms({"plain": product(plain), "lent": product(lent)}, 300))
+        del lent
+    torch.cuda.synchronize()
+    memory.release()
+    return figures
+
+
+def main() -> None:
+    """Measure and save."""
+    memories, flat = pools()
+    figures = {"copy_128_mib": copies(flat), "attention_read": reads(flat)}
+    torch.cuda.synchronize()
+    flat.clear()
+    for memory in memories:
+        memory.release()
+    figures["gemm_1024_tokens"] = gemms()
+    print(save("bandwidth", figures))
+
+
+if __name__ == "__main__":
+    main()

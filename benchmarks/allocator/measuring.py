@@ -1,0 +1,85 @@
+"""What the allocator benchmarks share: interleaved timing, and results that say where they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+REPOSITORY = Path(__file__).parents[2]
+
+
+def machine() -> dict[str, Any]:
+    """Where and from what this run was made."""
+    known: dict[str, Any] = {"host": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    try:
+        import torch
+
+        known["torch"] = torch.__version__
+        if torch.cuda.is_available():
+            known["gpu"] = torch.cuda.get_device_name()
+            known["sms"] = torch.cuda.get_device_properties(0).multi_processor_count
+            query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            known["driver"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    except ImportError:
+        known["torch"] = None
+    return known
+
+
+def commit() -> str | None:
+    """The commit that is measured: HARLI_COMMIT where there is no repository (a copied tree)."""
+    given = os.environ.get("HARLI_COMMIT")
+    if given:
+        return given
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def save(name: str, figures: dict[str, Any]) -> Path:
+    """Write ``results/name.json`` at once or not at all; HARLI_RESULTS names another folder."""
+    folder = Path(os.environ.get("HARLI_RESULTS", RESULTS))
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "benchmark": name,
+        "machine": machine(),
+        "commit": commit(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+    path = folder / f"{name}.json"
+    partial = path.with_suffix(".json.partial")
+    partial.write_text(json.dumps({**record, **figures}, indent=1) + "\n")
+    partial.replace(path)
+    return path
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, 1st and 99th percentile, and how many."""
+    low, middle, high = np.percentile(values, (1, 50, 99))
+    return {"median": float(middle), "p1": float(low), "p99": float(high), "count": len(values)}
+
+
+def gpu_ms(variants: dict[str, Callable[[], object]], repeats: int, warm_up: int = 5) -> dict[str, list[float]]:
+    """GPU time of each variant, the variants taking turns, so that clocks and heat hit all of them alike."""
+    import torch
+
+    for _ in range(warm_up):
+        for action in variants.values():
+            action()
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in variants}
+    for _ in range(repeats):
+        for name, action in variants.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            action()
+            end.record()
+            marks[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {name: [begin.elapsed_time(end) for begin, end in pairs] for name, pairs in marks.items()}
