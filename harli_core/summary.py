@@ -130,7 +130,7 @@ def step_section(steps: StepBook, facts: RunFacts) -> dict[str, Any]:
             "decode": decode_sm_ms / gpu_ms if gpu_ms else None,
             "finetune": finetune_sm_ms / gpu_ms if gpu_ms else None,
         },
-        "busy_s": steps.busy_s,
+        "busy_s": float(latency_ms.sum()) / 1000.0,
         "idle_s": steps.idle_s,
         "free_but_unlendable_bytes": distribution(
             np.asarray(steps.span_column("free_but_unlendable_bytes"), dtype=np.float64),

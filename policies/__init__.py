@@ -32,7 +32,7 @@ def find_policy(name: str) -> PolicyFactory:
         )
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(f"policy {name!r}: cannot import {module_name!r} ({error})") from None
     found = getattr(module, class_name, None)
     if not callable(found):

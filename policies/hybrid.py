@@ -13,6 +13,9 @@ from harli_core.types import Hold, JobView, StepPlan, StepResult, StepView
 class Hybrid:
     """Maximises predicted finetune work subject to a quantile of predicted step latency staying under the target.
 
+    While requests wait for memory finetuning stands back: slower steps would keep the batch's memory for longer, and
+    the queue would never drain (batch = rate x step latency).
+
     ``margin`` of the target is kept back for what no prediction covers (units that overrun, switches), ``quantile`` is
     that of the residuals, ``hold_steps`` how long an answer is kept while nothing changes, and a different choice must
     be better by ``hysteresis`` to replace the last one.
@@ -39,33 +42,29 @@ class Hybrid:
         self._rates: dict[int, tuple[float, tuple[float, ...]]] = {}
 
     def plan(self, view: StepView) -> StepPlan:
-        """Pick the choice with the highest predicted work rate; pause when the guard says so or nothing fits."""
+        """Pick the choice with the highest predicted work rate; pause when requests wait, the guard says so or nothing fits."""
         context = self._context
         total_sms = context.capabilities.total_sms
         rows = tuple(rows_for(job, view, context.reservation) for job in view.jobs)
         if view.batch == 0:
             return first_job_plan(view, rows, Hold(1, None), total_sms, total_sms)
         steps = self._hold_steps
-        first = context.predictor.predict(view.batch, view.kv_tokens)
-        last = context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
         spent_ms = view.elapsed_ms + sum(job.in_flight_ms for job in view.jobs if job.in_flight_sms == total_sms)
         best: Pace | None = None
-        if view.jobs and not self._monitor.guard.paused:
+        if view.jobs and not view.waiting and not self._monitor.guard.paused:
+            last = context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
             best = self._best(view.jobs[0], spent_ms, last.whole_chip_ms, last.colocated_ms)
         if best is None:
             steps = min(steps, self._monitor.guard.paused_steps or steps)
-            self._monitor.expect(WHOLE_CHIP, first, last, self._hold_steps, finetuning=False)
-            predicted_ms = spent_ms + first.whole_chip_ms * self._monitor.ring(WHOLE_CHIP).centre
-            return first_job_plan(view, rows, Hold(steps, None), total_sms, 0, 0.0, predicted_ms)
+            decode_ms = self._monitor.expect(WHOLE_CHIP, view.batch, view.kv_tokens, finetuning=False)
+            return first_job_plan(view, rows, Hold(steps, None), total_sms, 0, 0.0, spent_ms + decode_ms)
         self._last = best.choice
-        self._monitor.expect(best.choice, first, last, self._hold_steps, finetuning=True)
+        predicted_ms = spent_ms + best.turn_ms
+        predicted_ms += self._monitor.expect(best.choice, view.batch, view.kv_tokens, finetuning=True)
         hold = Hold(1 if spent_ms else steps, context.qos_ms)
-        centre = self._monitor.ring(best.choice).centre
         if best.choice == WHOLE_CHIP:
-            predicted_ms = spent_ms + best.turn_ms + first.whole_chip_ms * centre
             return first_job_plan(view, rows, hold, total_sms, 0, best.turn_ms, predicted_ms)
         split = context.capabilities.splits[best.choice]
-        predicted_ms = spent_ms + best.turn_ms + first.colocated_ms[best.choice] * centre
         return first_job_plan(view, rows, hold, split.decode_sms, split.finetune_sms, best.turn_ms, predicted_ms)
 
     def observe(self, result: StepResult) -> None:
@@ -73,7 +72,7 @@ class Hybrid:
         self._monitor.observe(result)
 
     def _best(
-        self, job: JobView, spent_ms: float, whole_chip_ms: float, colocated_ms: list[float] | tuple[float, ...]
+        self, job: JobView, spent_ms: float, whole_chip_ms: float, colocated_ms: tuple[float, ...]
     ) -> Pace | None:
         alone_rate, beside_rates = self._work_rates(job.unit_tokens)
         budget_ms = self._target_ms - spent_ms

@@ -212,8 +212,7 @@ class Simulation:
             self._requests.first_token_s[index] = self._env.now / 1000.0
             self._requests.produced_tokens[index] = 1
             if request.remaining == 0:
-                self._requests.last_token_s[index] = self._env.now / 1000.0
-                self._requests.state[index] = COMPLETED
+                self._requests.complete(index, self._env.now / 1000.0)
                 self._done(request)
                 return
         self._decode(request)
@@ -247,9 +246,6 @@ class Simulation:
         """Arrivals = completed + rejected + unfinished, tokens produced = tokens asked, every block free or owned."""
         book = outcome.requests
         for instance in self._instances:
-            instance.allocator.check_integrity()
-            if instance.job is not None:
-                instance.job.swaps.window.check_integrity()
             instance.check_integrity()
         done = book.state == COMPLETED
         if not np.array_equal(book.produced_tokens[done], book.output_tokens[done]):
