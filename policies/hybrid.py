@@ -7,7 +7,7 @@ from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
 from harli_core.qos.pacing import Pace, pace
 from harli_core.qos.rows import rows_for
-from harli_core.types import Hold, JobView, StepPlan, StepResult, StepView
+from harli_core.types import Hold, StepPlan, StepResult, StepView
 
 
 class Hybrid:
@@ -47,40 +47,47 @@ class Hybrid:
         total_sms = context.capabilities.total_sms
         rows = tuple(rows_for(job, view, context.reservation) for job in view.jobs)
         if view.batch == 0:
-            return first_job_plan(view, rows, Hold(1, None), total_sms, total_sms)
+            idle_sms = self._idle_sms(view.jobs[0].unit_tokens) if view.jobs else 0
+            return first_job_plan(view, rows, Hold(1, None), total_sms, idle_sms)
         steps = self._hold_steps
-        spent_ms = view.elapsed_ms + sum(job.in_flight_ms for job in view.jobs if job.in_flight_sms == total_sms)
         best: Pace | None = None
         if view.jobs and not view.waiting and not self._monitor.guard.paused:
             last = context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
-            best = self._best(view.jobs[0], spent_ms, last.whole_chip_ms, last.colocated_ms)
+            best = self._best(view, last.whole_chip_ms, last.colocated_ms)
+        choice = WHOLE_CHIP if best is None else best.choice
+        decode_sms = total_sms if choice == WHOLE_CHIP else context.capabilities.splits[choice].decode_sms
+        spent_ms = self._spent_ms(view, decode_sms)
+        decode_ms = self._monitor.expect(choice, view.batch, view.kv_tokens, finetuning=best is not None)
         if best is None:
             steps = min(steps, self._monitor.guard.paused_steps or steps)
-            decode_ms = self._monitor.expect(WHOLE_CHIP, view.batch, view.kv_tokens, finetuning=False)
             return first_job_plan(view, rows, Hold(steps, None), total_sms, 0, 0.0, spent_ms + decode_ms)
-        self._last = best.choice
-        predicted_ms = spent_ms + best.turn_ms
-        predicted_ms += self._monitor.expect(best.choice, view.batch, view.kv_tokens, finetuning=True)
+        self._last = choice
         hold = Hold(1 if spent_ms else steps, context.qos_ms)
-        if best.choice == WHOLE_CHIP:
-            return first_job_plan(view, rows, hold, total_sms, 0, best.turn_ms, predicted_ms)
-        split = context.capabilities.splits[best.choice]
-        return first_job_plan(view, rows, hold, split.decode_sms, split.finetune_sms, best.turn_ms, predicted_ms)
+        finetune_sms = 0 if choice == WHOLE_CHIP else context.capabilities.splits[choice].finetune_sms
+        predicted_ms = spent_ms + best.turn_ms + decode_ms
+        return first_job_plan(view, rows, hold, decode_sms, finetune_sms, best.turn_ms, predicted_ms)
 
     def observe(self, result: StepResult) -> None:
         """Feed the residuals and the guard."""
         self._monitor.observe(result)
 
-    def _best(
-        self, job: JobView, spent_ms: float, whole_chip_ms: float, colocated_ms: tuple[float, ...]
-    ) -> Pace | None:
-        alone_rate, beside_rates = self._work_rates(job.unit_tokens)
-        budget_ms = self._target_ms - spent_ms
+    def _spent_ms(self, view: StepView, decode_sms: int) -> float:
+        """What of the coming step's latency is gone before its turn: waiting, and units still running on decode's SMs."""
+        free_sms = self._context.capabilities.total_sms - decode_sms
+        return view.elapsed_ms + sum(job.in_flight_ms for job in view.jobs if job.in_flight_sms > free_sms)
+
+    def _best(self, view: StepView, whole_chip_ms: float, colocated_ms: tuple[float, ...]) -> Pace | None:
+        capabilities = self._context.capabilities
+        alone_rate, beside_rates = self._work_rates(view.jobs[0].unit_tokens)
         best: Pace | None = None
         for choice in (WHOLE_CHIP, *range(len(colocated_ms))):
             ring = self._monitor.ring(choice)
-            decode_ms = whole_chip_ms if choice == WHOLE_CHIP else colocated_ms[choice]
-            beside_rate = 0.0 if choice == WHOLE_CHIP else beside_rates[choice]
+            if choice == WHOLE_CHIP:
+                decode_sms, decode_ms, beside_rate = capabilities.total_sms, whole_chip_ms, 0.0
+            else:
+                decode_sms = capabilities.splits[choice].decode_sms
+                decode_ms, beside_rate = colocated_ms[choice], beside_rates[choice]
+            budget_ms = self._target_ms - self._spent_ms(view, decode_sms)
             found = pace(choice, decode_ms * ring.centre, decode_ms * ring.bound, budget_ms, alone_rate, beside_rate)
             if found is None:
                 continue
@@ -89,6 +96,25 @@ class Hybrid:
             if best is None or found.work_rate > best.work_rate:
                 best = found
         return best
+
+    def _idle_sms(self, unit_tokens: int) -> int:
+        """SMs for finetuning while there is nothing to decode.
+
+        All of them when a request that arrives just after the longest unit began can still have its step in time; else
+        the largest partition beside which decode can begin at once.
+        """
+        predictor, capabilities = self._context.predictor, self._context.capabilities
+        total_sms = capabilities.total_sms
+        longest_ms = max(predictor.unit_ms(kind, unit_tokens, total_sms) for kind in ("forward", "backward", "head_loss"))
+        first = predictor.predict(1, 1)
+        if longest_ms + first.whole_chip_ms * self._monitor.ring(WHOLE_CHIP).bound <= self._target_ms:
+            return total_sms
+        fitting = [
+            split.finetune_sms
+            for choice, split in enumerate(capabilities.splits)
+            if first.colocated_ms[choice] * self._monitor.ring(choice).bound <= self._target_ms
+        ]
+        return max(fitting, default=min(split.finetune_sms for split in capabilities.splits))
 
     def _work_rates(self, unit_tokens: int) -> tuple[float, tuple[float, ...]]:
         """Layer passes (one forward and one backward unit) a millisecond: on the whole chip, and beside each split."""
