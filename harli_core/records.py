@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,9 @@ class RequestBook:
         count = len(prompt_tokens)
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.arrival_s = np.full(count, np.nan)
-        self.first_token_s = np.full(count, np.nan)
-        self.last_token_s = np.full(count, np.nan)
+        self.arrival_s: NDArray[np.float64] = np.full(count, np.nan)
+        self.first_token_s: NDArray[np.float64] = np.full(count, np.nan)
+        self.last_token_s: NDArray[np.float64] = np.full(count, np.nan)
         self.produced_tokens = np.zeros(count, dtype=np.int64)
         self.instance = np.full(count, -1, dtype=np.int32)
         self.preemptions = np.zeros(count, dtype=np.int32)
@@ -81,8 +82,9 @@ SPAN_FIELDS = (
 )
 """What is constant over the steps of one plan, or true at the first of them, in the order of `StepBook.add`.
 
-``joined`` requests of the batch are new in it, ``finetune_tokens`` is progress including the optimizer step under way, ``start_s``
-the emission before the first step (or the end of the idle time before it), ``predicted_ms`` NaN where nothing was predicted.
+``joined`` requests of the batch are new in it, ``finetune_tokens`` is progress including the optimizer step under way,
+``start_s`` the emission before the first step (or the end of the idle time before it), ``predicted_ms`` NaN where
+nothing was predicted.
 """
 
 _SPAN = struct.Struct("=" + "".join(code for _, code in SPAN_FIELDS))
@@ -137,7 +139,8 @@ class StepBook:
 
     def spread(self, name: str) -> NDArray[np.int64] | NDArray[np.float64]:
         """A span's column repeated for each of its steps."""
-        return np.repeat(self.span_column(name), self.span_steps())
+        column: NDArray[Any] = self.span_column(name)
+        return np.repeat(column, self.span_steps())
 
     def span_steps(self) -> NDArray[np.int32]:
         """Steps of each span."""

@@ -2,7 +2,8 @@
 
 At every step boundary: rows whose fence has passed come back, waiting requests are admitted, the decision loop is
 asked, memory moves towards the plan, and the plan's steps are laid out ahead until it no longer holds. A request that
-arrives in the middle cuts them at the next boundary, so nothing in them depends on the future.
+arrives in the middle cuts them at the next boundary, so nothing in them depends on the future; one that arrives in
+finetuning's turn ends it at the next unit, and joins the step whose decode is yet to be launched.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class DecodeInstance:
         self._queue_tokens = 0
         self._step = 0
         self._boundary_ms = 0.0
+        self._turned_ms = 0.0
         self._ahead: tuple[OpenPlan, StepLayout] | None = None
         self._idle: tuple[StepPlan, float] | None = None
         self._may_interrupt = False
@@ -205,11 +207,24 @@ class DecodeInstance:
         try:
             yield self._env.timeout(layout.ends_ms[-1] - opened.start_ms)
         except simpy.Interrupt:
-            layout = layout.first(min(len(layout.ends_ms), bisect_left(layout.ends_ms, self._env.now) + 1))
+            running = min(len(layout.ends_ms) - 1, bisect_left(layout.ends_ms, self._env.now))
+            if opened.turn_budget_ms and layout.in_turn(running, self._env.now):
+                yield from self._call_off_turn(opened, layout.first(running))
+                return
+            layout = layout.first(running + 1)
             self._ahead = (opened, layout)
             yield self._env.timeout(max(0.0, layout.ends_ms[-1] - self._env.now))
         self._may_interrupt = False
         self._settle(opened, layout)
+
+    def _call_off_turn(self, opened: OpenPlan, done: StepLayout) -> Generator[simpy.Event, Any, None]:
+        """A request arrives before decode is launched: it can still join the step, so plan again at the next unit."""
+        self._settle(opened, done)
+        steps = len(done.ends_ms)
+        start_ms = done.ends_ms[-1] if steps else opened.start_ms + opened.copied_ms
+        used_ms = self._scheduler.call_off_turn(opened, steps, start_ms, self._env.now)
+        self._turned_ms += used_ms
+        yield self._env.timeout(max(0.0, start_ms + used_ms - self._env.now))
 
     def _open(self, view: StepView, plan: StepPlan, copied_ms: float) -> OpenPlan:
         job, memory = self.job, self.memory
@@ -220,7 +235,8 @@ class DecodeInstance:
             turn_budget_ms = plan.jobs[0].turn_ms
         state = job.snapshot() if job is not None and turn_budget_ms else None
         fence_ms = memory.next_fence_ms() if memory is not None and view.waiting else None
-        return OpenPlan(view, plan, split, self._env.now, copied_ms, turn_budget_ms, state, fence_ms)
+        turned_ms, self._turned_ms = self._turned_ms, 0.0
+        return OpenPlan(view, plan, split, self._env.now, copied_ms, turn_budget_ms, turned_ms, state, fence_ms)
 
     def _settle(self, opened: OpenPlan, layout: StepLayout) -> None:
         """Make the steps of ``layout`` true: finetune progress, records, tokens, completions."""

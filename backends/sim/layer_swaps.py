@@ -61,13 +61,7 @@ class LayerSwaps:
     def restore(self, state: tuple[tuple[int, ...], dict[int, float], float, int, int, bool]) -> None:
         """Undo what was queued since the snapshot; the window's capacity is as it was then."""
         resident, ready_ms, free_at_ms, transferred_bytes, self.swaps_in, self.settled = state
-        window = self.window
-        fetched, dropped = set(window.resident) - set(resident), set(resident) - set(window.resident)
-        while fetched or dropped:
-            if fetched:
-                window.drop(fetched.pop())
-            if dropped:
-                window.insert(dropped.pop())
+        self.window.reset(resident)
         self._ready_ms = dict(ready_ms)
         self._link.free_at_ms = free_at_ms
         self._link.transferred_bytes = transferred_bytes

@@ -35,7 +35,7 @@ class RunningBatch:
     def steps_left(self) -> int:
         """Steps until the first member is done or the free slots are used up; 0 when there is no slot for each."""
         room = self._allocator.slots.free_tokens // len(self.members)
-        return min(room, min([request.remaining for request in self.members]))
+        return min(room, *[request.remaining for request in self.members])
 
     def admit(self, request: SimRequest) -> None:
         """Take a request in: slots for its whole context."""

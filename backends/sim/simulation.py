@@ -220,7 +220,7 @@ class Simulation:
     def _decode(self, request: SimRequest) -> None:
         self._serving[self._router.pick()].submit(request)
 
-    def _done(self, request: SimRequest) -> None:
+    def _done(self, _request: SimRequest) -> None:
         self._outstanding -= 1
         if self._progress is not None:
             self._progress(len(self._requests) - self._outstanding)

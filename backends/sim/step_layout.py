@@ -18,7 +18,8 @@ class OpenPlan:
     """The plan under which steps are laid out, and where things stood at ``start_ms`` when they were.
 
     ``split`` is what decode shares (`None`: nothing runs beside it). ``copied_ms`` went to compaction first. ``job`` is
-    the job's state at ``start_ms`` where the plan has turns. Rows that somebody waits for come back at ``fence_ms``.
+    the job's state at ``start_ms`` where the plan has turns; ``turned_ms`` of the first step's turn were over before.
+    Rows that somebody waits for come back at ``fence_ms``.
     """
 
     view: StepView
@@ -27,6 +28,7 @@ class OpenPlan:
     start_ms: float
     copied_ms: float
     turn_budget_ms: float
+    turned_ms: float
     job: JobState | None
     fence_ms: float | None
 
@@ -41,12 +43,17 @@ class StepLayout:
     ends_ms: list[float]
     moved: int = 0
 
+    def in_turn(self, step: int, now_ms: float) -> bool:
+        """Whether at ``now_ms``, within ``step``, decode has not been launched yet."""
+        return now_ms < self.ends_ms[step] - self.decode_ms[step]
+
     def first(self, count: int) -> StepLayout:
         """The first ``count`` steps; the job has still been moved through ``moved``."""
         if count == len(self.ends_ms):
             return self
-        parts = (self.decode_ms, self.latency_ms, self.turn_ms, self.ends_ms)
-        return StepLayout(*(part[:count] for part in parts), self.moved)
+        return StepLayout(
+            self.decode_ms[:count], self.latency_ms[:count], self.turn_ms[:count], self.ends_ms[:count], self.moved
+        )
 
 
 class StepScheduler:
@@ -80,6 +87,7 @@ class StepScheduler:
             ends_ms = list(accumulate(latency_ms, initial=opened.start_ms))[1:]
             latency_ms[0] += view.elapsed_ms
             layout = StepLayout(decode_ms, latency_ms, [0.0] * count, ends_ms)
+            layout.turn_ms[0] = opened.turned_ms
         limit_ms, fence_ms = plan.hold.max_step_ms, opened.fence_ms
         valid = len(layout.ends_ms)
         if limit_ms is not None and max(layout.latency_ms) > limit_ms:
@@ -100,6 +108,15 @@ class StepScheduler:
             decode_ms = sum(layout.decode_ms)
             job.run(layout.ends_ms[-1] - decode_ms, decode_ms, opened.split.finetune_sms, slowdown)
 
+    def call_off_turn(self, opened: OpenPlan, steps: int, start_ms: float, now_ms: float) -> float:
+        """In the turn after ``steps`` whole steps, begun at ``start_ms``, a request arrives at ``now_ms``: end it.
+
+        The job has been settled up to ``start_ms``; it goes on to the end of the unit that runs. Returns the time used.
+        """
+        assert self._job is not None, "a turn belongs to a job"
+        ratio = self._device.turn_noise(self._index, opened.view.step + steps, 1)[0]
+        return ratio * self._job.turn_past(start_ms, (now_ms - start_ms) / ratio, self._total_sms)
+
     def _with_turns(self, job: FinetuneJob, opened: OpenPlan, decode_ms: Sequence[float]) -> StepLayout:
         """Steps that begin with a turn of whole units; decode waits for a unit that still runs on SMs that it takes."""
         plan, split, view = opened.plan, opened.split, opened.view
@@ -107,6 +124,7 @@ class StepScheduler:
         noise = self._device.turn_noise(self._index, view.step, len(decode_ms))
         limit_ms = math.inf if plan.hold.max_step_ms is None else plan.hold.max_step_ms
         now_ms, elapsed_ms, waited_ms = opened.start_ms, view.elapsed_ms, opened.copied_ms
+        turned_ms = opened.turned_ms
         layout = StepLayout([], [], [], [])
         for step_ms, ratio in zip(decode_ms, noise, strict=True):
             turn_ms = job.turn(now_ms + waited_ms, opened.turn_budget_ms, self._total_sms) * ratio
@@ -118,10 +136,10 @@ class StepScheduler:
             now_ms += spent_ms
             layout.decode_ms.append(step_ms)
             layout.latency_ms.append(elapsed_ms + spent_ms)
-            layout.turn_ms.append(turn_ms)
+            layout.turn_ms.append(turned_ms + turn_ms)
             layout.ends_ms.append(now_ms)
             if elapsed_ms + spent_ms > limit_ms:
                 break
-            elapsed_ms = waited_ms = 0.0
+            elapsed_ms = waited_ms = turned_ms = 0.0
         layout.moved = len(layout.ends_ms)
         return layout
