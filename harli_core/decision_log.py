@@ -116,7 +116,9 @@ def replay(records: Iterable[DecisionRecord], policies: Mapping[int, Policy]) ->
     for record in records:
         policy = policies.get(record.view.instance)
         if policy is None:
-            raise LogError(f"record {compared + 1} is of instance {record.view.instance}, the header knows {len(policies)}")
+            raise LogError(
+                f"record {compared + 1} is of instance {record.view.instance}, the header knows {len(policies)}"
+            )
         planned = policy.plan(record.view)
         compared += 1
         if planned != record.plan:

@@ -29,7 +29,9 @@ class RunFacts:
     finetune_gpus: int
 
 
-def distribution(values: NDArray[np.float64], weights: NDArray[np.int64] | None = None) -> dict[str, float | int] | None:
+def distribution(
+    values: NDArray[np.float64], weights: NDArray[np.int64] | None = None
+) -> dict[str, float | int] | None:
     """Mean, quantiles (values that occurred), maximum and count; `None` for no values."""
     count = len(values) if weights is None else int(weights.sum())
     if count == 0:

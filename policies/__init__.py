@@ -37,4 +37,4 @@ def find_policy(name: str) -> PolicyFactory:
     found = getattr(module, class_name, None)
     if not callable(found):
         raise ConfigError(f"policy {name!r}: module {module_name!r} has no class {class_name!r}")
-    return cast(PolicyFactory, found)
+    return cast("PolicyFactory", found)

@@ -55,9 +55,7 @@ class Harli:
         self._monitor.observe(result)
 
     def _choose(self, colocated_ms: tuple[float, ...]) -> int | None:
-        corrected = [
-            latency_ms * self._monitor.ring(choice).centre for choice, latency_ms in enumerate(colocated_ms)
-        ]
+        corrected = [latency_ms * self._monitor.ring(choice).centre for choice, latency_ms in enumerate(colocated_ms)]
         choice = closest_below(corrected, self._context.qos_ms)
         if choice is not None and self._last is not None and corrected[choice] > corrected[self._last]:
             easier = closest_below(corrected, self._context.qos_ms * (1.0 - self._hysteresis))
@@ -65,4 +63,3 @@ class Harli:
                 choice = self._last if easier is None or corrected[easier] < corrected[self._last] else easier
         self._last = choice
         return choice
-

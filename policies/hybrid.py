@@ -42,7 +42,7 @@ class Hybrid:
         self._rates: dict[int, tuple[float, tuple[float, ...]]] = {}
 
     def plan(self, view: StepView) -> StepPlan:
-        """Pick the choice with the highest predicted work rate; pause when requests wait, the guard says so or nothing fits."""
+        """Pick the choice with the highest predicted work rate; pause when requests wait, the guard trips or none fits."""
         context = self._context
         total_sms = context.capabilities.total_sms
         rows = tuple(rows_for(job, view, context.reservation) for job in view.jobs)
@@ -105,7 +105,9 @@ class Hybrid:
         """
         predictor, capabilities = self._context.predictor, self._context.capabilities
         total_sms = capabilities.total_sms
-        longest_ms = max(predictor.unit_ms(kind, unit_tokens, total_sms) for kind in ("forward", "backward", "head_loss"))
+        longest_ms = max(
+            predictor.unit_ms(kind, unit_tokens, total_sms) for kind in ("forward", "backward", "head_loss")
+        )
         first = predictor.predict(1, 1)
         if longest_ms + first.whole_chip_ms * self._monitor.ring(WHOLE_CHIP).bound <= self._target_ms:
             return total_sms
@@ -130,4 +132,3 @@ class Hybrid:
             known = (1.0 / alone_ms, tuple(1.0 / pair_ms for pair_ms in beside_ms))
             self._rates[unit_tokens] = known
         return known
-

@@ -211,7 +211,9 @@ def _step_noise(
             and point.finetune_model == samples.device.model
         ] if samples.device else []  # fmt: skip
         if not short:
-            raise SampleError(f"{samples.sources[0].name}: a sequence at batch {sequence.batch} without its short sample")
+            raise SampleError(
+                f"{samples.sources[0].name}: a sequence at batch {sequence.batch} without its short sample"
+            )
         shared[sequence.decode_sms] = [ms / median(short) for ms in steady]
     if not solo or not shared:
         raise SampleError(f"{samples.sources[0].name}: no recorded step sequences, so no spread to draw from")

@@ -136,10 +136,10 @@ class FinetuneJob:
         Returns the time used, less than ``least_ms`` only where a layer is not there yet.
         """
         used_ms = self.turn(start_ms, least_ms, sms)
+        if used_ms < least_ms:
+            used_ms += self.finish_unit()
         if used_ms >= least_ms:
             return used_ms
-        if self.fraction:
-            return used_ms + self.finish_unit()
         if not self.swaps.settled and self._stall(start_ms + used_ms) > 0.0:
             return used_ms
         used_ms += self._duration_ms(self.cursor.index, sms)

@@ -113,9 +113,7 @@ class Simulation:
         self._instances = [
             self._instance(index, policy, reservation, job_shape, sink) for index, policy in enumerate(policies)
         ]
-        self._serving = [
-            instance for instance, policy in zip(self._instances, policies, strict=True) if policy.serves
-        ]
+        self._serving = [instance for instance, policy in zip(self._instances, policies, strict=True) if policy.serves]
         if not self._serving:
             raise ConfigError("no instance serves requests under this policy")
         self._router = Router(self._serving, settings.router)

@@ -54,4 +54,3 @@ class LatencyMonitor:
             [decode_ms / (predicted_ms + growth_ms * step) for step, decode_ms in enumerate(result.decode_ms)]
         )
         self.guard.observe(result.latency_ms, self._finetuning)
-
