@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harli_core.policy import PolicyContext
+from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
 from harli_core.qos.rows import rows_for
@@ -25,9 +25,9 @@ class Harli:
     ) -> None:
         """Options keep their defaults unless the user sets them."""
         self._context = context
-        self._hold_steps = int(hold_steps)
-        self._hysteresis = float(hysteresis)
-        self._monitor = LatencyMonitor(context, float(quantile))
+        self._hold_steps = count_option("hold_steps", hold_steps)
+        self._hysteresis = option("hysteresis", hysteresis, 0.0, 0.5)
+        self._monitor = LatencyMonitor(context, option("quantile", quantile, 0.0, 1.0))
         self._last: int | None = None
 
     def plan(self, view: StepView) -> StepPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harli_core.policy import PolicyContext
+from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
 from harli_core.qos.pacing import Pace, pace
@@ -34,10 +34,10 @@ class Hybrid:
     ) -> None:
         """Options keep their defaults unless the user sets them."""
         self._context = context
-        self._target_ms = context.qos_ms * (1.0 - float(margin))
-        self._hold_steps = int(hold_steps)
-        self._hysteresis = float(hysteresis)
-        self._monitor = LatencyMonitor(context, float(quantile))
+        self._target_ms = context.qos_ms * (1.0 - option("margin", margin, 0.0, 0.9))
+        self._hold_steps = count_option("hold_steps", hold_steps)
+        self._hysteresis = option("hysteresis", hysteresis, 0.0, 0.5)
+        self._monitor = LatencyMonitor(context, option("quantile", quantile, 0.0, 1.0))
         self._last = WHOLE_CHIP
         self._rates: dict[int, tuple[float, tuple[float, ...]]] = {}
 

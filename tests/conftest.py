@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from backends.sim.simulation import SimOutcome
 from harli_cli.package_data import shipped_profile
@@ -21,6 +22,10 @@ from harli_core.policy import PolicyContext
 from harli_core.predict.predictor import StepPredictor
 from harli_core.predict.profile import Profile
 from traces import LoadedTrace, Repairs, RequestTrace
+
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "search"))
 
 
 @pytest.fixture(scope="session")

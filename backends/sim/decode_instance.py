@@ -27,7 +27,7 @@ from harli_core.errors import AuditError
 from harli_core.loop import DecisionLoop
 from harli_core.memory.reservation import Reservation
 from harli_core.memory.unified import UnifiedAllocator
-from harli_core.records import COMPLETED, RequestBook, StepBook
+from harli_core.records import RequestBook, StepBook
 from harli_core.types import JobView, Split, StepPlan, StepResult, StepView
 
 PINNED_TOKENS = 1
@@ -201,7 +201,7 @@ class DecodeInstance:
         view = self._view()
         plan = self._loop.decide(view)
         opened = self._open(view, plan, self._apply_memory(plan))
-        layout = self._scheduler.lay_out(opened, max(1, min(plan.hold.steps, self._batch.steps_left())))
+        layout = self._scheduler.lay_out(opened, min(plan.hold.steps, self._batch.steps_left()))
         self._ahead = (opened, layout)
         self._may_interrupt = True
         try:
@@ -270,13 +270,18 @@ class DecodeInstance:
         return max(batch, self._reservation.reserved_tokens(batch) - self._reservation.admission_tokens)
 
     def _apply_memory(self, plan: StepPlan) -> float:
-        """Lend or reclaim towards the plan; returns the time that compaction took."""
+        """Lend or reclaim towards the plan; returns the time that compaction took.
+
+        However much a plan asks for, the tokens of the next step keep their slots.
+        """
         memory = self.memory
         if memory is None or not plan.jobs:
             return 0.0
         rows = max(plan.jobs[0].rows, memory.needs.rows_floor)
         if rows < memory.rows_held:
             memory.shrink(rows, self._env.now)
+        spare_tokens = self.allocator.slots.free_tokens - len(self._batch)
+        rows = min(rows, memory.rows_held + spare_tokens // self.allocator.geometry.row_tokens)
         if rows <= memory.rows_held:
             return 0.0
         compaction = memory.grow(rows)

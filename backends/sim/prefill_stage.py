@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import simpy
 
@@ -42,13 +43,13 @@ class PrefillStage:
     def _start(self, request: SimRequest) -> None:
         duration_ms = self._prefill_ms(request.kv_tokens)
         self.busy_ms += duration_ms
-        finished = self._env.timeout(duration_ms, value=request)
+        finished = self._env.timeout(duration_ms)
         assert finished.callbacks is not None, "a new event takes callbacks"
-        finished.callbacks.append(self._finish)
+        finished.callbacks.append(partial(self._finish, request))
 
-    def _finish(self, finished: simpy.Event) -> None:
+    def _finish(self, request: SimRequest, _event: simpy.Event) -> None:
         if self._queue:
             self._start(self._queue.popleft())
         else:
             self._idle_gpus += 1
-        self._done(finished.value)
+        self._done(request)

@@ -40,7 +40,7 @@ def test_each_piece_of_work_occurs_once(layers: int, micro_batches: int) -> None
     """Every layer forward and backward for every micro-batch, one loss a micro-batch, one update a layer."""
     order = UnitOrder(layers, micro_batches)
     found = {(unit.kind, unit.layer, unit.micro_batch) for unit in order.units}
-    everything = {
+    everything: set[tuple[str, int | None, int | None]] = {
         (kind, layer, mb) for kind in ("forward", "backward") for layer in range(layers) for mb in range(micro_batches)
     }
     everything |= {("head_loss", None, mb) for mb in range(micro_batches)}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harli_core.errors import ConfigError
+from harli_core.policy import PolicyContext
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
 from harli_core.types import Split, StepPlan, StepResult, StepView
 from policies.harli import Harli
@@ -119,7 +120,7 @@ def test_harli_keeps_its_split_until_another_fits_clearly(context_of: Any, view_
 # -- hybrid -----------------------------------------------------------------------------------------------------------
 
 
-def hybrid_bound_ms(context: Any, view: StepView, plan: StepPlan, steps: int, quantile: float) -> float:
+def hybrid_bound_ms(context: PolicyContext, view: StepView, plan: StepPlan, steps: int, quantile: float) -> float:
     """The predicted quantile of the last step's latency: turn, decode's bound, what has passed, units on decode's SMs."""
     prediction = context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
     monitor = LatencyMonitor(context, quantile)
@@ -280,8 +281,33 @@ def test_separate_gives_each_the_whole_chip(context_of: Any, view_of: Any) -> No
     assert (plan.jobs[0].sms, plan.jobs[0].rows) == (132, 135)
 
 
-@pytest.mark.parametrize("serving_gpus", [0, -1, 3])
-def test_separate_needs_gpus_that_exist(serving_gpus: int, context_of: Any) -> None:
-    """More than there are, or none: an error that says the range."""
-    with pytest.raises(ConfigError, match=f"serving_gpus must be 1 .. 2, not {serving_gpus}"):
-        Separate(context_of(gpus=2), serving_gpus=serving_gpus)
+@pytest.mark.parametrize("serving_gpus", [0, -1, 3, 1.5, True])
+def test_separate_needs_gpus_that_exist(serving_gpus: float, context_of: Any) -> None:
+    """More than there are, none, or a part of one: an error that names the option and the value."""
+    with pytest.raises(ConfigError, match=f"serving_gpus.* {serving_gpus}"):
+        Separate(context_of(gpus=2), serving_gpus=serving_gpus)  # type: ignore[arg-type]
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "name", "value"),
+    [
+        (Harli, "hold_steps", 0),
+        (Harli, "hold_steps", 2.5),
+        (Harli, "quantile", 1.5),
+        (Harli, "hysteresis", "much"),
+        (Hybrid, "margin", -0.1),
+        (Hybrid, "margin", float("nan")),
+        (Hybrid, "hold_steps", True),
+        (Hybrid, "quantile", -0.5),
+        (StaticSplit, "inference_share", 1.5),
+        (PauseOnLoad, "threshold", -1),
+        (PauseOnLoad, "threshold", 2.5),
+    ],
+)
+def test_options_out_of_range_are_refused(policy: Any, name: str, value: object, context_of: Any) -> None:
+    """An error that names the option and its value, before the first step."""
+    with pytest.raises(ConfigError, match=f"{name} = {value!r}"):
+        policy(context_of(), **{name: value})

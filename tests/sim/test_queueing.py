@@ -28,7 +28,8 @@ def simulated_waits_s(requests_of: Any, arrival_s: NDArray[np.float64]) -> NDArr
     """Waits of requests of one token each, on one instance with room for one."""
     count = len(arrival_s)
     book = requests_of(arrival_s, [10] * count, [1] * count).simulate("inference_only", max_batch=1).requests
-    return book.first_token_s - book.arrival_s - SERVICE_S
+    waits_s: NDArray[np.float64] = book.first_token_s - book.arrival_s - SERVICE_S
+    return waits_s
 
 
 def lindley_waits_s(arrival_s: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -93,15 +93,16 @@ def by_step(steps: StepBook) -> NDArray[np.float64]:
     return latency_ms
 
 
-def asking_again(policy: type, steps: int) -> type:
+def asking_again(policy: Any, steps: int) -> type:
     """The same policy, asked again after ``steps`` steps at the latest."""
 
-    class Impatient(policy):  # type: ignore[misc, valid-type]
+    class Impatient(policy):  # type: ignore[misc]
         """Asks more often."""
 
         def plan(self, view: StepView) -> StepPlan:
             """The same plan, held shorter."""
-            return dataclasses.replace(super().plan(view), hold=Hold(steps, None))
+            plan: StepPlan = super().plan(view)
+            return dataclasses.replace(plan, hold=Hold(steps, None))
 
     return Impatient
 
