@@ -52,7 +52,9 @@ BAD_OPTIONS = {
     "--policy-option =16": ("'=16'", "NAME=VALUE"),
     "--policy-option zeal=3": ("policy 'hybrid'", "'zeal'"),
     "--policy inference_only --policy-option zeal=3": ("policy 'inference_only'", "'zeal'"),
-    "--policy-option margin=little": ("'hybrid'", "'little'"),
+    "--policy-option margin=little": ("margin = 'little'", "number from 0 to 0.9"),
+    "--policy-option hold_steps=0": ("hold_steps = 0", "1 or more"),
+    "--policy-option quantile=7": ("quantile = 7", "0 to 1"),
     "--policy-option margin=nan": ("policy_options.margin = nan", "finite"),
     "--policy-option margin=[1]": ("policy_options.margin = [1]",),
     "--backend tpu": ("unknown backend 'tpu'", "cuda, sim"),
@@ -82,11 +84,25 @@ def test_an_earlier_result_stays(harli: Harli, trace: Path, tmp_path: Path, opti
     assert {path.name: path.read_bytes() for path in out.iterdir()} == EARLIER
 
 
+IMPOSSIBLE_POLICY = """
+import dataclasses
+
+from policies.inference_only import InferenceOnly
+
+
+class Impossible(InferenceOnly):
+    def plan(self, view):
+        return dataclasses.replace(super().plan(view), decode_sms=131)
+"""
+
+
 def test_plan_that_the_hardware_cannot_do(harli: Harli, trace: Path, tmp_path: Path) -> None:
     """A policy that plans nonsense in the middle of a run is named with its step, and leaves no files."""
-    message = harli("run", "--trace", trace, "--log", "log.jsonl", "--policy-option", "hold_steps=0").error()
-    assert "instance 0, step" in message
-    assert [path.name for path in tmp_path.iterdir()] == [trace.name]
+    (tmp_path / "impossible_policy.py").write_text(IMPOSSIBLE_POLICY)
+    message = harli("run", "--trace", trace, "--log", "log.jsonl", "--policy", "impossible_policy:Impossible").error()
+    assert "instance 0, step 0: no partition of 131 SMs for decode" in message
+    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {trace.name, "impossible_policy.py"}
 
 
 def test_cuda_backend_says_what_is_missing(harli: Harli, trace: Path) -> None:
