@@ -17,6 +17,8 @@ class DecisionLogWriter:
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         """Open ``path`` for writing; raises `LogError` when that cannot be done."""
+        if path.is_dir():
+            raise LogError(f"cannot write the decision log {path}: it is a folder; expected the name of a file")
         self._path = path
         self._partial = path.with_name(path.name + ".partial")
         try:
@@ -26,42 +28,52 @@ class DecisionLogWriter:
         self._file.write(encode_header(header) + "\n")
 
     def write(self, record: DecisionRecord) -> None:
-        """Append one record."""
-        self._file.write(encode_record(record) + "\n")
+        """Append one record; raises `LogError` when the disk does not take it."""
+        try:
+            self._file.write(encode_record(record) + "\n")
+        except OSError as error:
+            raise LogError(f"cannot write the decision log {self._path}: {error.strerror}") from None
 
     def __enter__(self) -> Self:
         """Use as a context manager: the log gets its name only when the block succeeds."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Name the complete log, or remove the partial one."""
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        if kind is None:
-            self._partial.replace(self._path)
-        else:
+        try:
+            with self._file:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            if kind is None:
+                self._partial.replace(self._path)
+        except OSError as failure:
+            if kind is None:
+                raise LogError(f"cannot write the decision log {self._path}: {failure.strerror}") from None
+        finally:
             self._partial.unlink(missing_ok=True)
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], Iterator[str]]:
     """The header of a log and the lines after it; raises `LogError` for a missing, empty or foreign file."""
     try:
-        file = path.open(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            first = file.readline()
     except OSError as error:
         raise LogError(f"{path}: cannot read the decision log ({error.strerror})") from None
-    try:
-        first = file.readline()
     except UnicodeDecodeError:
         raise LogError(f"{path}: line 1 is not text; a decision log begins with a header") from None
     if not first:
         raise LogError(f"{path}: the file is empty; a decision log begins with a header")
-    return decode_header(first, str(path)), _lines(file, path)
+    return decode_header(first, str(path)), _lines(path)
 
 
-def _lines(file: Any, path: Path) -> Iterator[str]:
-    with file:
-        try:
+def _lines(path: Path) -> Iterator[str]:
+    """All lines but the first; the file is open only while they are read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            next(file)
             yield from file
-        except UnicodeDecodeError:
-            raise LogError(f"{path}: not a text file") from None
+    except UnicodeDecodeError:
+        raise LogError(f"{path}: not a text file") from None

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
 from harli_cli import __version__
-from harli_core.config import RunConfig, run_config
+from harli_core.config import RunConfig, check_fields, run_config
 from harli_core.errors import ConfigError, HarliError
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="LLM decoding and LoRA finetuning on one GPU: simulate, compare and run scheduling policies.",
 )
-
-Backend = Literal["sim", "cuda"]
 
 
 def _version(asked: bool) -> None:
@@ -35,11 +32,16 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001  (its callback does the work)
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Take the options that stand before a command; without one, say what there is."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
@@ -55,7 +57,8 @@ def run(
         ),
     ] = None,
     policy_option: Annotated[
-        list[str] | None, typer.Option("--policy-option", metavar="NAME=VALUE", help="Option of the policy; repeatable.")
+        list[str] | None,
+        typer.Option("--policy-option", metavar="NAME=VALUE", help="Option of the policy; repeatable."),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Decode GPUs [default: 2].")] = None,
     prefill_gpus: Annotated[int | None, typer.Option(help="Prefill GPUs [default: 1].")] = None,
@@ -64,11 +67,16 @@ def run(
         int | None, typer.Option(help="GPUs that serve under 'separate' [default: the fewest that keep the target].")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Kind of GPU [default: h200].")] = None,
-    model: Annotated[str | None, typer.Option(help="Served model: llama3-8b or qwen2.5-7b [default: llama3-8b].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Served model: llama3-8b or qwen2.5-7b [default: llama3-8b].")
+    ] = None,
     finetune_model: Annotated[str | None, typer.Option(help="Finetuned model [default: the served one].")] = None,
     qos_ms: Annotated[float | None, typer.Option(help="Step latency target in ms [default: 40].")] = None,
     ttft_slo_ms: Annotated[float | None, typer.Option(help="TTFT limit in ms [default: 1000].")] = None,
     memory_gb: Annotated[float | None, typer.Option(help="GPU memory in GB [default: the card's].")] = None,
+    runtime_gb: Annotated[
+        float | None, typer.Option(help="GPU memory in GB kept for the CUDA context and graphs [default: 6].")
+    ] = None,
     max_batch: Annotated[int | None, typer.Option(help="Most requests decoding on an instance [default: 256].")] = None,
     router: Annotated[str | None, typer.Option(help="least_kv or round_robin [default: least_kv].")] = None,
     lending: Annotated[str | None, typer.Option(help="alias or remap [default: alias].")] = None,
@@ -82,7 +90,9 @@ def run(
     horizon_s: Annotated[float | None, typer.Option(help="Stop at this simulated time [default: all done].")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random [default: 0].")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with any of these; options override it.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for summary.json, requests.parquet and steps.parquet.")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="Folder for summary.json, requests.parquet and steps.parquet.")] = Path(
+        "out"
+    ),
     log: Annotated[Path | None, typer.Option(help="Write the decision log to this file.")] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also run inference_only and separate; report gain and excess.")
@@ -103,6 +113,7 @@ def run(
         "qos_ms": qos_ms,
         "ttft_slo_ms": ttft_slo_ms,
         "memory_gb": memory_gb,
+        "runtime_gb": runtime_gb,
         "max_batch": max_batch,
         "router": router,
         "lending": lending,
@@ -130,12 +141,16 @@ def run(
 def replay(
     log: Annotated[Path, typer.Argument(help="A decision log written by 'harli run --log'.")],
     policy: Annotated[str | None, typer.Option(help="Another policy than the one that made the log.")] = None,
+    policy_option: Annotated[
+        list[str] | None,
+        typer.Option("--policy-option", metavar="NAME=VALUE", help="Option of the policy; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Feed a decision log to a policy and report the first plan that differs (exit code 1 if there is one)."""
     from harli_cli.replay import divergence_fields, replay_log  # noqa: PLC0415  (keeps --help fast)
 
-    name, compared, divergence = replay_log(log, policy)
+    name, compared, divergence = replay_log(log, policy, _policy_options(policy_option or []))
     if as_json:
         found = None if divergence is None else divergence_fields(divergence)
         typer.echo(json.dumps({"policy": name, "compared": compared, "first_difference": found}, indent=2))
@@ -155,7 +170,7 @@ def _merged(path: Path | None, options: dict[str, Any], policy_options: list[str
     values = _read_toml(path) if path is not None else {}
     source = "options" if path is None else f"{path} and options"
     if path is not None:
-        run_config(values, str(path))
+        check_fields(values, str(path))
     values.update({name: value for name, value in options.items() if value is not None})
     if policy_options:
         values["policy_options"] = {**values.get("policy_options", {}), **_policy_options(policy_options)}
@@ -179,9 +194,10 @@ def _policy_options(pairs: list[str]) -> dict[str, Any]:
         if not equals or not name:
             raise ConfigError(f"--policy-option {pair!r}: expected NAME=VALUE, as in threshold=16")
         try:
-            found[name] = tomllib.loads(f"value = {value}")["value"]
+            read = tomllib.loads(f"value = {value}")
         except tomllib.TOMLDecodeError:
-            found[name] = value
+            read = {}
+        found[name] = read["value"] if read.keys() == {"value"} else value
     return found
 
 
@@ -209,7 +225,12 @@ def _progress() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as progress:
 
         def stage(name: str, total: int) -> Callable[[int], None]:
@@ -231,14 +252,19 @@ def _ignore(_count: int) -> None:
 
 def main() -> None:
     """Run the command line; every expected failure is one line on standard error and an exit code."""
+    if "" not in sys.path:
+        sys.path.append("")  # a policy of the user's own is looked for in the working directory too
     try:
         code = app(standalone_mode=False)
     except HarliError as error:
         _fail(str(error), error.exit_code)
-    except click.ClickException as error:
+    except typer.TyperException as error:
         _fail(error.format_message(), error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; no result was written", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     else:
         sys.exit(code if isinstance(code, int) else 0)
 

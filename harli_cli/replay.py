@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,18 @@ from harli_cli.scenario import PolicyContexts
 from harli_core.decision_log import Divergence, decode_records, replay
 
 
-def replay_log(path: Path, policy: str | None) -> tuple[str, int, Divergence | None]:
-    """Replay ``path`` with its own policy or another; returns the policy's name, records compared, first divergence."""
+def replay_log(
+    path: Path, policy: str | None, changed: Mapping[str, Any] | None = None
+) -> tuple[str, int, Divergence | None]:
+    """Replay ``path`` with its own policy or another; returns the policy's name, records compared, first divergence.
+
+    The log's policy options hold for its own policy only; ``changed`` are set on top.
+    """
     header, lines = read_log(path)
     contexts = PolicyContexts.from_header(header, str(path))
     name = policy if policy is not None else str(header.get("policy"))
-    options: dict[str, Any] = header.get("policy_options", {}) if policy is None else {}
-    made = contexts.policies(name, options)
+    logged: dict[str, Any] = header.get("policy_options", {}) if policy is None else {}
+    made = contexts.policies(name, {**logged, **(changed or {})})
     compared, divergence = replay(decode_records(lines, str(path)), dict(enumerate(made)))
     return name, compared, divergence
 

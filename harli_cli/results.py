@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,18 +15,33 @@ import numpy as np
 from harli_core.errors import ConfigError
 from harli_core.records import COMPLETED, REJECTED, UNFINISHED, RequestBook, StepBook
 
+NAMES = ("summary.json", "requests.parquet", "steps.parquet")
+"""What `write_results` writes."""
+
 ROWS_A_GROUP = 1 << 16
 STATE_NAMES = {COMPLETED: "completed", REJECTED: "rejected", UNFINISHED: "unfinished"}
 
 
-def prepare(out: Path) -> None:
-    """Make the folder and prove that it can be written, before the run and not after it; raises `ConfigError`."""
+@contextmanager
+def prepared(out: Path) -> Iterator[None]:
+    """Make the folder and prove that it can be written, before the run and not after it; raises `ConfigError`.
+
+    Folders that were made for a run that then failed are taken away again, unless something is in them.
+    """
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise ConfigError(f"--out {out}: cannot write results there ({error.strerror})") from None
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=out):
+                pass
+        except OSError as error:
+            raise ConfigError(f"--out {out}: cannot write results there ({error.strerror})") from None
+        yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def write_results(out: Path, summary: dict[str, Any], requests: RequestBook, steps: StepBook) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -11,33 +10,49 @@ from typing import Any
 from backends.sim.device_model import DeviceModel
 from backends.sim.simulation import SimOutcome
 from harli_cli.log_file import DecisionLogWriter
-from harli_cli.results import discard_summary, prepare, write_results
-from harli_cli.scenario import Scenario
+from harli_cli.results import NAMES, discard_summary, prepared, write_results
+from harli_cli.scenario import Scenario, Stage
 from harli_cli.serving_gpus import serving_gpus
 from harli_core.config import RunConfig
-from harli_core.errors import AuditError
+from harli_core.errors import AuditError, ConfigError, MemoryAccountingError
 from harli_core.summary import RunFacts, summarise, utilisation
 
 SUMMARY_SCHEMA = 1
 
-Stage = Callable[[str, int], Callable[[int], None]]
-"""Announces a simulation by name and number of requests; gives back what to call with the number done."""
-
 
 def execute(config: RunConfig, out: Path, log: Path | None, baselines: bool, stage: Stage) -> dict[str, Any]:
     """Run, audit, write; returns the summary. Raises `HarliError` subclasses with their exit codes."""
+    if log is not None:
+        _check_log(log, out, config)
     scenario = Scenario(config)
-    prepare(out)
-    total = len(scenario.loaded.trace)
     options = dict(config.policy_options)
-    if config.policy == "separate" and "serving_gpus" not in options:
-        options["serving_gpus"] = config.serving_gpus or serving_gpus(config, scenario)
+    search = config.policy == "separate" and config.serving_gpus is None and "serving_gpus" not in options
+    if config.policy == "separate":
+        options.setdefault("serving_gpus", config.serving_gpus or 1)
     scenario.contexts.policies(config.policy, options)
+    with prepared(out):
+        if search:
+            options["serving_gpus"] = serving_gpus(config, scenario, stage)
+        return _run_and_write(scenario, options, out, log, baselines, stage)
+
+
+def _check_log(log: Path, out: Path, config: RunConfig) -> None:
+    """A log may not take the place of a result or of the trace."""
+    for path in (*(out / name for name in NAMES), Path(config.trace)):
+        if log.resolve() == path.resolve():
+            raise ConfigError(f"--log {log}: {path} is in use already; give the log a name of its own")
+
+
+def _run_and_write(
+    scenario: Scenario, options: dict[str, Any], out: Path, log: Path | None, baselines: bool, stage: Stage
+) -> dict[str, Any]:
+    config = scenario.config
+    total = len(scenario.loaded.trace)
     sink = DecisionLogWriter(log, scenario.contexts.header(config.policy, options)) if log is not None else None
     try:
         with sink or nullcontext():
             outcome, device = scenario.run(config.policy, options, sink, stage(config.policy, total))
-    except AuditError:
+    except (AuditError, MemoryAccountingError):
         discard_summary(out)
         raise
     summary = {
@@ -98,7 +113,7 @@ def _baselines(config: RunConfig, scenario: Scenario, summary: dict[str, Any], s
     total = len(scenario.loaded.trace)
     alone, alone_device = scenario.run("inference_only", {}, progress=stage("inference_only", total))
     alone_steps = _sections(scenario, alone, alone_device)["steps"]
-    serving = config.serving_gpus or serving_gpus(config, scenario)
+    serving = config.serving_gpus or serving_gpus(config, scenario, stage)
     apart, apart_device = scenario.run("separate", {"serving_gpus": serving}, progress=stage("separate", total))
     apart_tokens_per_s = _sections(scenario, apart, apart_device)["finetune"]["tokens_per_s"]
     own_tokens_per_s = summary["finetune"]["tokens_per_s"]

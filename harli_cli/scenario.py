@@ -27,8 +27,15 @@ from traces import LoadedTrace, RequestTrace, load_trace
 ADMISSION_TOKENS = 8192
 """Prompt tokens that one admission is expected to bring at most (reservation)."""
 
+Stage = Callable[[str, int], Callable[[int], None]]
+"""Announces a simulation by name and number of requests; gives back what to call with the number done."""
+
 PAPER_QOS_MS = 50.0
 """The step length in the paper's reservation formula."""
+
+
+POLICY_MEMBERS = ("serves", "finetunes", "plan", "observe")
+"""What every policy has (`harli_core.policy.Policy`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,13 @@ class PolicyContexts:
             for instance in range(self.gpus)
         ]
         try:
-            return [factory(context, **options) for context in contexts]
+            made = [factory(context, **options) for context in contexts]
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"policy {name!r} cannot be made with options {dict(options)}: {error}") from None
+            raise ConfigError(f"policy {name!r} cannot be made with options {options}: {error}") from None
+        lacking = [member for member in POLICY_MEMBERS if not hasattr(made[0], member)]
+        if lacking:
+            raise ConfigError(f"policy {name!r} is no policy: it has no {', '.join(lacking)}")
+        return made
 
     def header(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """The context as a decision log's header."""
@@ -83,8 +94,9 @@ class PolicyContexts:
         """The inverse of `header`; `ConfigError` where a part is missing."""
         try:
             profile = Profile.from_dict(header["profile"], source)
-            return cls(header["gpus"], header["qos_ms"], profile, Reservation(**header["reservation"]))
-        except (KeyError, TypeError) as error:
+            gpus, qos_ms = int(header["gpus"]), float(header["qos_ms"])
+            return cls(gpus, qos_ms, profile, Reservation(**header["reservation"]))
+        except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{source}: the header lacks a part of the policy's context ({error})") from None
 
 

@@ -11,11 +11,13 @@ def result_table(summary: dict[str, Any]) -> Table:
     """Headline numbers of a summary, one a row."""
     config, steps, requests = summary["config"], summary["steps"], summary["requests"]
     finetune = summary["finetune"]
-    title = f"{config['policy']} · {config['gpus']} × {config['gpu']} · {config['model']} · target {config['qos_ms']:g} ms"
+    title = f"{config['policy']}: {config['gpus']} x {config['gpu']}, {config['model']}, target {config['qos_ms']:g} ms"
     table = Table(title=title, title_justify="left", show_header=False, pad_edge=False)
     table.add_column("figure")
     table.add_column("value", justify="right")
-    counts = f"{requests['arrivals']:,} = {requests['completed']:,} + {requests['rejected']:,} + {requests['unfinished']:,}"
+    counts = (
+        f"{requests['arrivals']:,} = {requests['completed']:,} + {requests['rejected']:,} + {requests['unfinished']:,}"
+    )
     table.add_row("arrivals = completed + rejected + unfinished", counts)
     tokens = f"{requests['output_tokens_produced']:,} / {requests['output_tokens_asked']:,}"
     table.add_row("output tokens produced / asked", tokens)
@@ -24,7 +26,9 @@ def result_table(summary: dict[str, Any]) -> Table:
     table.add_row("step latency mean / p50 / p99 / max", _quantiles(steps["latency_ms"]))
     table.add_row("step latency p99.9", _ms(steps["latency_ms"], "p99.9"))
     violations = steps["violations"]
-    table.add_row("steps over target: solo / finetune-caused", f"{violations['solo']:,} / {violations['finetune_caused']:,}")
+    table.add_row(
+        "steps over target: solo / finetune-caused", f"{violations['solo']:,} / {violations['finetune_caused']:,}"
+    )
     table.add_row("SLO attainment", _share(summary["slo_attainment"]))
     table.add_row("goodput", f"{summary['goodput_rps']:.2f} requests/s" if summary["goodput_rps"] is not None else "-")
     table.add_row("mean batch an instance", f"{steps['mean_batch']:.1f}" if steps["mean_batch"] is not None else "-")

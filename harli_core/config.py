@@ -10,24 +10,26 @@ from harli_core.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Gpus = Annotated[int, Field(ge=1, le=1024)]
 
 
 class RunConfig(BaseModel):
     """Everything that decides the result of a run. Field names are the option names with ``_`` for ``-``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     trace: str = "synthetic"
     """A trace file, or ``synthetic`` for the bundled one (shaped like the Azure 2023 conversation trace)."""
     sort: bool = False
     """Accept arrivals out of order, and sort them."""
     policy: str = "hybrid"
-    policy_options: dict[str, int | float | str | bool] = Field(default_factory=dict)
-    gpus: PositiveInt = 2
+    policy_options: dict[str, int | Finite | str | bool] = Field(default_factory=dict)
+    gpus: Gpus = 2
     """Decode GPUs."""
-    prefill_gpus: Annotated[int, Field(ge=0)] = 1
+    prefill_gpus: Annotated[int, Field(ge=0, le=1024)] = 1
     """Prefill GPUs; 0: requests go straight to decode, their prompts' KV taken as arrived."""
-    serving_gpus: PositiveInt | None = None
+    serving_gpus: Gpus | None = None
     """GPUs that serve under ``separate``; `None`: the fewest that keep the target."""
     gpu: str = "h200"
     model: str = "llama3-8b"
@@ -37,7 +39,7 @@ class RunConfig(BaseModel):
     """Target of step latency, and the TPOT limit of a request."""
     ttft_slo_ms: PositiveFloat = 1000.0
     """TTFT limit of a request."""
-    memory_gb: PositiveFloat | None = None
+    memory_gb: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
     """GPU memory in GB (10**9 bytes); `None`: what the card has."""
     runtime_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 6.0
     """Memory kept for the CUDA context, graphs and activations of decode."""
@@ -48,7 +50,7 @@ class RunConfig(BaseModel):
     reservation: Literal["measured", "paper"] = "measured"
     micro_batch_tokens: Literal[1024, 2048] = 1024
     """Tokens of one finetune unit."""
-    gradient_accumulation_steps: PositiveInt = 4
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 4
     """Micro-batches of one optimizer step."""
     lora_rank: PositiveInt = 16
     share_weights: bool = False
@@ -63,18 +65,26 @@ class RunConfig(BaseModel):
         return self.finetune_model if self.finetune_model is not None else self.model
 
 
-def run_config(values: dict[str, Any], source: str) -> RunConfig:
-    """Check ``values``; raises `ConfigError` naming ``source``, the first faulty key and what would be right."""
+def check_fields(values: dict[str, Any], source: str) -> RunConfig:
+    """Check each of ``values`` for itself; raises `ConfigError` naming ``source``, the first faulty key, what is right."""
     try:
-        config = RunConfig(**values)
+        return RunConfig(**values)
     except ValidationError as error:
         fault = error.errors()[0]
-        key = ".".join(str(part) for part in fault["loc"])
+        where = [str(part) for part in fault["loc"]]
+        message = fault["msg"][0].lower() + fault["msg"][1:]
+        if where[0] == "policy_options" and len(where) > 1:
+            where, message = where[:2], "expected a finite number, text, true or false"
+        key = ".".join(where)
         if fault["type"] == "extra_forbidden":
             known = ", ".join(RunConfig.model_fields)
             raise ConfigError(f"{source}: unknown key {key!r}; known keys are {known}") from None
-        message = fault["msg"][0].lower() + fault["msg"][1:]
         raise ConfigError(f"{source}: {key} = {fault['input']!r}: {message}") from None
+
+
+def run_config(values: dict[str, Any], source: str) -> RunConfig:
+    """`check_fields`, and that they fit together."""
+    config = check_fields(values, source)
     if config.share_weights and config.finetuned != config.model:
         raise ConfigError(
             f"{source}: share_weights needs the finetuned model to be the served one, "

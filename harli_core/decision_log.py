@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard, cast
 
 from harli_core.errors import LogError
 from harli_core.policy import Policy
@@ -61,12 +61,16 @@ def decode_header(line: str, source: str) -> dict[str, Any]:
         raise LogError(f"{source}: line 1 is not the header of a decision log")
     if header.get("version") != SCHEMA_VERSION:
         raise LogError(f"{source}: schema version {header.get('version')}, this program reads {SCHEMA_VERSION}")
-    return header
+    return cast("dict[str, Any]", header)
+
+
+def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(value, tuple)
 
 
 def _fields(value: Any) -> Any:
     """A value as nested lists in field order (names stand once in the schema, not in every line)."""
-    if isinstance(value, tuple):
+    if _is_tuple(value):
         return [_fields(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
         return [_fields(getattr(value, name)) for name in value.__dataclass_fields__]
@@ -85,8 +89,9 @@ def decode_record(line: str, source: str, number: int) -> DecisionRecord:
         *view_head, memory, jobs = view
         decode_sms, job_plans, hold, predicted_ms = plan
         instance, first_step, batch, kv_tokens, latency_ms, decode_ms, turn_ms, idle_s = result
+        view_fields: list[Any] = [*view_head, MemoryView(*memory), tuple(JobView(*job) for job in jobs)]
         return DecisionRecord(
-            StepView(*view_head, MemoryView(*memory), tuple(JobView(*job) for job in jobs)),
+            StepView(*view_fields),
             StepPlan(decode_sms, tuple(JobPlan(*job) for job in job_plans), Hold(*hold), predicted_ms),
             StepResult(
                 instance, first_step, batch, kv_tokens, tuple(latency_ms), tuple(decode_ms), tuple(turn_ms), idle_s
@@ -111,7 +116,9 @@ def replay(records: Iterable[DecisionRecord], policies: Mapping[int, Policy]) ->
     for record in records:
         policy = policies.get(record.view.instance)
         if policy is None:
-            raise LogError(f"record {compared + 1} is of instance {record.view.instance}, the header knows {len(policies)}")
+            raise LogError(
+                f"record {compared + 1} is of instance {record.view.instance}, the header knows {len(policies)}"
+            )
         planned = policy.plan(record.view)
         compared += 1
         if planned != record.plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from harli_core.errors import ConfigError
 from harli_core.memory.reservation import Reservation
 from harli_core.predict.predictor import StepPredictor
 from harli_core.types import Capabilities, StepPlan, StepResult, StepView
@@ -23,6 +24,20 @@ class PolicyContext:
     capabilities: Capabilities
     predictor: StepPredictor
     reservation: Reservation
+
+
+def option(name: str, value: object, least: float, most: float) -> float:
+    """An option of a policy, checked: a number from ``least`` to ``most`` (else `ConfigError`)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ConfigError(f"policy option {name} = {value!r}: expected a number from {least:g} to {most:g}")
+    return value
+
+
+def count_option(name: str, value: object, least: int = 1) -> int:
+    """An option of a policy that counts something: a whole number, ``least`` or more (else `ConfigError`)."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"policy option {name} = {value!r}: expected a whole number, {least} or more")
+    return value
 
 
 class Policy(Protocol):

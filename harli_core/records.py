@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,9 @@ class RequestBook:
         count = len(prompt_tokens)
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.arrival_s = np.full(count, np.nan)
-        self.first_token_s = np.full(count, np.nan)
-        self.last_token_s = np.full(count, np.nan)
+        self.arrival_s: NDArray[np.float64] = np.full(count, np.nan)
+        self.first_token_s: NDArray[np.float64] = np.full(count, np.nan)
+        self.last_token_s: NDArray[np.float64] = np.full(count, np.nan)
         self.produced_tokens = np.zeros(count, dtype=np.int64)
         self.instance = np.full(count, -1, dtype=np.int32)
         self.preemptions = np.zeros(count, dtype=np.int32)
@@ -39,6 +40,15 @@ class RequestBook:
         self.state[index] = REJECTED
         self.reasons[index] = reason
 
+    def complete(self, index: int, last_token_s: float) -> None:
+        """Request ``index`` has all its tokens, the last one at ``last_token_s``."""
+        self.state[index] = COMPLETED
+        self.last_token_s[index] = last_token_s
+
+    def note_produced(self, index: int, remaining: int) -> None:
+        """Request ``index`` still lacks ``remaining`` tokens."""
+        self.produced_tokens[index] = self.output_tokens[index] - remaining
+
     def ttft_s(self) -> NDArray[np.float64]:
         """Arrival to first token of each request, NaN where there was none."""
         return self.first_token_s - self.arrival_s
@@ -52,71 +62,68 @@ class RequestBook:
         return tpot
 
 
-@dataclass(frozen=True, slots=True)
-class SpanState:
-    """What was constant over the steps of one plan, as the recorder keeps it."""
+SPAN_FIELDS = (
+    ("instance", "q"),
+    ("first_step", "q"),
+    ("batch", "q"),
+    ("joined", "q"),
+    ("kv_tokens", "q"),
+    ("waiting", "q"),
+    ("decode_sms", "q"),
+    ("finetune_sms", "q"),
+    ("rows_kv", "q"),
+    ("rows_lent", "q"),
+    ("window_layers", "q"),
+    ("free_but_unlendable_bytes", "q"),
+    ("start_s", "d"),
+    ("turn_budget_ms", "d"),
+    ("predicted_ms", "d"),
+    ("finetune_tokens", "d"),
+)
+"""What is constant over the steps of one plan, or true at the first of them, in the order of `StepBook.add`.
 
-    instance: int
-    first_step: int
-    start_s: float
-    batch: int
-    joined: int
-    kv_tokens: int
-    waiting: int
-    decode_sms: int
-    finetune_sms: int
-    turn_budget_ms: float
-    predicted_ms: float
-    rows_kv: int
-    rows_lent: int
-    window_layers: int
-    free_but_unlendable_bytes: int
-    finetune_tokens: float
+``joined`` requests of the batch are new in it, ``finetune_tokens`` is progress including the optimizer step under way,
+``start_s`` the emission before the first step (or the end of the idle time before it), ``predicted_ms`` NaN where
+nothing was predicted.
+"""
 
-
-SPAN_INT_COLUMNS = (
-    "instance", "first_step", "batch", "joined", "kv_tokens", "waiting", "decode_sms", "finetune_sms",
-    "rows_kv", "rows_lent", "window_layers", "free_but_unlendable_bytes",
-)  # fmt: skip
-SPAN_FLOAT_COLUMNS = ("start_s", "turn_budget_ms", "predicted_ms", "finetune_tokens")
+_SPAN = struct.Struct("=" + "".join(code for _, code in SPAN_FIELDS))
+_SPAN_DTYPE = np.dtype([(name, np.int64 if code == "q" else np.float64) for name, code in SPAN_FIELDS])
 
 
 class StepBook:
-    """One row a step, in spans of steps that shared one plan.
+    """One row a step, in spans of steps that shared one plan; spans are packed, steps are flat columns.
 
-    Violations are judged as they are added: ``solo`` where decode alone would have been over target too.
+    Violations are judged as steps are added: ``solo`` where decode alone would have been over target too.
     """
 
     def __init__(self) -> None:
         """Start empty."""
         self.steps = array("i")
-        self.columns: dict[str, array[int] | array[float]] = {
-            **{name: array("q") for name in SPAN_INT_COLUMNS},
-            **{name: array("d") for name in SPAN_FLOAT_COLUMNS},
-        }
         self.latency_ms = array("d")
         self.decode_ms = array("d")
         self.turn_ms = array("d")
         self.join_gap_ms = array("d")
         self.solo_violations = 0
         self.finetune_violations = 0
-        self.busy_s = 0.0
         self.idle_s = 0.0
         self.idle_finetune_sm_s = 0.0
-        self._appends = [(name, self.columns[name].append) for name in SPAN_INT_COLUMNS + SPAN_FLOAT_COLUMNS]
+        self._spans = bytearray()
 
     def add(
         self,
-        span: SpanState,
+        span: tuple[float, ...],
         latency_ms: Sequence[float],
         decode_ms: Sequence[float],
         turn_ms: Sequence[float],
         join_gap_ms: Sequence[float],
     ) -> None:
-        """Keep the steps of one plan; ``join_gap_ms`` are the gaps since their last token of requests that joined."""
+        """Keep the steps of one plan.
+
+        ``span`` follows `SPAN_FIELDS`; ``join_gap_ms`` are the gaps since their last token of requests that joined.
+        """
+        self._spans += _SPAN.pack(*span)
         self.steps.append(len(latency_ms))
-        for name, append in self._appends:
-            append(getattr(span, name))
         self.latency_ms.extend(latency_ms)
         self.decode_ms.extend(decode_ms)
         self.turn_ms.extend(turn_ms)
@@ -128,12 +135,12 @@ class StepBook:
 
     def span_column(self, name: str) -> NDArray[np.int64] | NDArray[np.float64]:
         """One value a span."""
-        column = self.columns[name]
-        return np.frombuffer(column, dtype=np.int64 if column.typecode == "q" else np.float64)
+        return np.frombuffer(self._spans, dtype=_SPAN_DTYPE)[name]
 
     def spread(self, name: str) -> NDArray[np.int64] | NDArray[np.float64]:
         """A span's column repeated for each of its steps."""
-        return np.repeat(self.span_column(name), self.span_steps())
+        column: NDArray[Any] = self.span_column(name)
+        return np.repeat(column, self.span_steps())
 
     def span_steps(self) -> NDArray[np.int32]:
         """Steps of each span."""

@@ -29,7 +29,9 @@ class RunFacts:
     finetune_gpus: int
 
 
-def distribution(values: NDArray[np.float64], weights: NDArray[np.int64] | None = None) -> dict[str, float | int] | None:
+def distribution(
+    values: NDArray[np.float64], weights: NDArray[np.int64] | None = None
+) -> dict[str, float | int] | None:
     """Mean, quantiles (values that occurred), maximum and count; `None` for no values."""
     count = len(values) if weights is None else int(weights.sum())
     if count == 0:
@@ -130,7 +132,7 @@ def step_section(steps: StepBook, facts: RunFacts) -> dict[str, Any]:
             "decode": decode_sm_ms / gpu_ms if gpu_ms else None,
             "finetune": finetune_sm_ms / gpu_ms if gpu_ms else None,
         },
-        "busy_s": steps.busy_s,
+        "busy_s": float(latency_ms.sum()) / 1000.0,
         "idle_s": steps.idle_s,
         "free_but_unlendable_bytes": distribution(
             np.asarray(steps.span_column("free_but_unlendable_bytes"), dtype=np.float64),

@@ -81,7 +81,7 @@ class StepView:
 
     ``batch`` requests would decode in the next step and hold ``kv_tokens`` tokens; ``waiting`` more, with
     ``waiting_tokens`` prompt tokens, could not be admitted yet. ``elapsed_ms`` of the coming step latency has already
-    passed (0 except after an idle time that ended inside a finetune unit, or while memory was awaited).
+    passed (0 except while memory was awaited, or in a turn that an arrival ended early: the request joins that step).
     """
 
     instance: int

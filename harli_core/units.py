@@ -37,7 +37,9 @@ class UnitOrder:
     def __init__(self, layers: int, micro_batches: int) -> None:
         """Lay the units out; both counts are at least 1 (else `ConfigError`)."""
         if layers < 1 or micro_batches < 1:
-            raise ConfigError(f"a finetune step needs layers >= 1 and micro-batches >= 1, not {layers} and {micro_batches}")
+            raise ConfigError(
+                f"a finetune step needs layers >= 1 and micro-batches >= 1, not {layers} and {micro_batches}"
+            )
         self.layers = layers
         self.micro_batches = micro_batches
         forward = [Unit("forward", layer, mb, layer) for layer in range(layers) for mb in range(micro_batches)]

@@ -47,44 +47,27 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True)
 class WorkingSet:
-    """A job's needs in grid terms, for a given geometry."""
+    """A job's needs in grid terms, for a given geometry.
+
+    With ``rows_wanted`` rows nothing is ever swapped, ``rows_floor`` are the fewest with which the job can run at all.
+    """
 
     base_blocks: int
     layer_blocks: int
     layers: int
     minimum_layers: int
-    row_blocks: int
+    rows_wanted: int
+    rows_floor: int
 
     @classmethod
     def of(cls, shape: JobShape, geometry: GridGeometry, minimum_layers: int = 2) -> WorkingSet:
-        """Round the job's bytes up to blocks; shared weights need no window."""
+        """Round the job's bytes up to blocks, and those to rows; shared weights need no window."""
+        base_blocks = math.ceil(shape.base_bytes / geometry.block_bytes)
         layer_blocks = 0 if shape.shares_weights else math.ceil(shape.model.layer_bytes / geometry.block_bytes)
-        return cls(
-            base_blocks=math.ceil(shape.base_bytes / geometry.block_bytes),
-            layer_blocks=layer_blocks,
-            layers=shape.model.layers,
-            minimum_layers=min(minimum_layers, shape.model.layers),
-            row_blocks=geometry.row_blocks,
-        )
+        layers = shape.model.layers
+        least = min(minimum_layers, layers)
 
-    def rows(self, layers: int) -> int:
-        """Rows that hold the base and ``layers`` resident layers."""
-        return math.ceil((self.base_blocks + layers * self.layer_blocks) / self.row_blocks)
+        def rows(resident: int) -> int:
+            return math.ceil((base_blocks + resident * layer_blocks) / geometry.row_blocks)
 
-    @property
-    def rows_wanted(self) -> int:
-        """Rows with which nothing is ever swapped."""
-        return self.rows(self.layers)
-
-    @property
-    def rows_floor(self) -> int:
-        """The fewest rows with which the job can run at all."""
-        return self.rows(self.minimum_layers)
-
-    def layers_in(self, rows: int) -> int:
-        """Layers that fit into ``rows`` rows beside the base, 0 if not even the minimum window does."""
-        free_blocks = rows * self.row_blocks - self.base_blocks
-        if self.layer_blocks == 0:
-            return self.layers if free_blocks >= 0 else 0
-        fits = min(self.layers, free_blocks // self.layer_blocks)
-        return fits if fits >= self.minimum_layers else 0
+        return cls(base_blocks, layer_blocks, layers, least, rows_wanted=rows(layers), rows_floor=rows(least))

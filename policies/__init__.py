@@ -32,9 +32,9 @@ def find_policy(name: str) -> PolicyFactory:
         )
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(f"policy {name!r}: cannot import {module_name!r} ({error})") from None
     found = getattr(module, class_name, None)
     if not callable(found):
         raise ConfigError(f"policy {name!r}: module {module_name!r} has no class {class_name!r}")
-    return cast(PolicyFactory, found)
+    return cast("PolicyFactory", found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harli_core.policy import PolicyContext
+from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
 from harli_core.qos.rows import rows_for
@@ -25,9 +25,9 @@ class Harli:
     ) -> None:
         """Options keep their defaults unless the user sets them."""
         self._context = context
-        self._hold_steps = int(hold_steps)
-        self._hysteresis = float(hysteresis)
-        self._monitor = LatencyMonitor(context, float(quantile))
+        self._hold_steps = count_option("hold_steps", hold_steps)
+        self._hysteresis = option("hysteresis", hysteresis, 0.0, 0.5)
+        self._monitor = LatencyMonitor(context, option("quantile", quantile, 0.0, 1.0))
         self._last: int | None = None
 
     def plan(self, view: StepView) -> StepPlan:
@@ -37,17 +37,16 @@ class Harli:
         if view.batch == 0:
             return first_job_plan(view, rows, Hold(1, None), capabilities.total_sms, capabilities.total_sms)
         steps = self._hold_steps
-        first = self._context.predictor.predict(view.batch, view.kv_tokens)
-        last = self._context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
-        choice = None if self._monitor.guard.paused or not view.jobs else self._choose(last.colocated_ms)
+        choice: int | None = None
+        if view.jobs and not self._monitor.guard.paused:
+            last_tokens = view.kv_tokens + steps * view.batch
+            choice = self._choose(self._context.predictor.predict(view.batch, last_tokens).colocated_ms)
         if choice is None:
             steps = min(steps, self._monitor.guard.paused_steps or steps)
-            self._monitor.expect(WHOLE_CHIP, first, last, self._hold_steps, finetuning=False)
-            predicted_ms = first.whole_chip_ms * self._monitor.ring(WHOLE_CHIP).centre
+            predicted_ms = self._monitor.expect(WHOLE_CHIP, view.batch, view.kv_tokens, finetuning=False)
             return first_job_plan(view, rows, Hold(steps, None), capabilities.total_sms, 0, 0.0, predicted_ms)
-        self._monitor.expect(choice, first, last, self._hold_steps, finetuning=True)
+        predicted_ms = self._monitor.expect(choice, view.batch, view.kv_tokens, finetuning=True)
         split = capabilities.splits[choice]
-        predicted_ms = first.colocated_ms[choice] * self._monitor.ring(choice).centre
         hold = Hold(steps, self._context.qos_ms)
         return first_job_plan(view, rows, hold, split.decode_sms, split.finetune_sms, 0.0, predicted_ms)
 
@@ -55,10 +54,8 @@ class Harli:
         """Feed the residuals and the guard."""
         self._monitor.observe(result)
 
-    def _choose(self, colocated_ms: list[float] | tuple[float, ...]) -> int | None:
-        corrected = [
-            latency_ms * self._monitor.ring(choice).centre for choice, latency_ms in enumerate(colocated_ms)
-        ]
+    def _choose(self, colocated_ms: tuple[float, ...]) -> int | None:
+        corrected = [latency_ms * self._monitor.ring(choice).centre for choice, latency_ms in enumerate(colocated_ms)]
         choice = closest_below(corrected, self._context.qos_ms)
         if choice is not None and self._last is not None and corrected[choice] > corrected[self._last]:
             easier = closest_below(corrected, self._context.qos_ms * (1.0 - self._hysteresis))
@@ -66,4 +63,3 @@ class Harli:
                 choice = self._last if easier is None or corrected[easier] < corrected[self._last] else easier
         self._last = choice
         return choice
-

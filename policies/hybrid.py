@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from harli_core.policy import PolicyContext
+from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
 from harli_core.qos.pacing import Pace, pace
 from harli_core.qos.rows import rows_for
-from harli_core.types import Hold, JobView, StepPlan, StepResult, StepView
+from harli_core.types import Hold, StepPlan, StepResult, StepView
 
 
 class Hybrid:
     """Maximises predicted finetune work subject to a quantile of predicted step latency staying under the target.
+
+    While requests wait for memory finetuning stands back: slower steps would keep the batch's memory for longer, and
+    the queue would never drain (batch = rate x step latency).
 
     ``margin`` of the target is kept back for what no prediction covers (units that overrun, switches), ``quantile`` is
     that of the residuals, ``hold_steps`` how long an answer is kept while nothing changes, and a different choice must
@@ -31,57 +34,60 @@ class Hybrid:
     ) -> None:
         """Options keep their defaults unless the user sets them."""
         self._context = context
-        self._target_ms = context.qos_ms * (1.0 - float(margin))
-        self._hold_steps = int(hold_steps)
-        self._hysteresis = float(hysteresis)
-        self._monitor = LatencyMonitor(context, float(quantile))
+        self._target_ms = context.qos_ms * (1.0 - option("margin", margin, 0.0, 0.9))
+        self._hold_steps = count_option("hold_steps", hold_steps)
+        self._hysteresis = option("hysteresis", hysteresis, 0.0, 0.5)
+        self._monitor = LatencyMonitor(context, option("quantile", quantile, 0.0, 1.0))
         self._last = WHOLE_CHIP
         self._rates: dict[int, tuple[float, tuple[float, ...]]] = {}
 
     def plan(self, view: StepView) -> StepPlan:
-        """Pick the choice with the highest predicted work rate; pause when the guard says so or nothing fits."""
+        """Pick the choice with the highest predicted work rate; pause when requests wait, the guard trips or none fits."""
         context = self._context
         total_sms = context.capabilities.total_sms
         rows = tuple(rows_for(job, view, context.reservation) for job in view.jobs)
         if view.batch == 0:
-            return first_job_plan(view, rows, Hold(1, None), total_sms, total_sms)
+            idle_sms = self._idle_sms(view.jobs[0].unit_tokens) if view.jobs else 0
+            return first_job_plan(view, rows, Hold(1, None), total_sms, idle_sms)
         steps = self._hold_steps
-        first = context.predictor.predict(view.batch, view.kv_tokens)
-        last = context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
-        spent_ms = view.elapsed_ms + sum(job.in_flight_ms for job in view.jobs if job.in_flight_sms == total_sms)
         best: Pace | None = None
-        if view.jobs and not self._monitor.guard.paused:
-            best = self._best(view.jobs[0], spent_ms, last.whole_chip_ms, last.colocated_ms)
+        if view.jobs and not view.waiting and not self._monitor.guard.paused:
+            last = context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
+            best = self._best(view, last.whole_chip_ms, last.colocated_ms)
+        choice = WHOLE_CHIP if best is None else best.choice
+        decode_sms = total_sms if choice == WHOLE_CHIP else context.capabilities.splits[choice].decode_sms
+        spent_ms = self._spent_ms(view, decode_sms)
+        decode_ms = self._monitor.expect(choice, view.batch, view.kv_tokens, finetuning=best is not None)
         if best is None:
             steps = min(steps, self._monitor.guard.paused_steps or steps)
-            self._monitor.expect(WHOLE_CHIP, first, last, self._hold_steps, finetuning=False)
-            predicted_ms = spent_ms + first.whole_chip_ms * self._monitor.ring(WHOLE_CHIP).centre
-            return first_job_plan(view, rows, Hold(steps, None), total_sms, 0, 0.0, predicted_ms)
-        self._last = best.choice
-        self._monitor.expect(best.choice, first, last, self._hold_steps, finetuning=True)
+            return first_job_plan(view, rows, Hold(steps, None), total_sms, 0, 0.0, spent_ms + decode_ms)
+        self._last = choice
         hold = Hold(1 if spent_ms else steps, context.qos_ms)
-        centre = self._monitor.ring(best.choice).centre
-        if best.choice == WHOLE_CHIP:
-            predicted_ms = spent_ms + best.turn_ms + first.whole_chip_ms * centre
-            return first_job_plan(view, rows, hold, total_sms, 0, best.turn_ms, predicted_ms)
-        split = context.capabilities.splits[best.choice]
-        predicted_ms = spent_ms + best.turn_ms + first.colocated_ms[best.choice] * centre
-        return first_job_plan(view, rows, hold, split.decode_sms, split.finetune_sms, best.turn_ms, predicted_ms)
+        finetune_sms = 0 if choice == WHOLE_CHIP else context.capabilities.splits[choice].finetune_sms
+        predicted_ms = spent_ms + best.turn_ms + decode_ms
+        return first_job_plan(view, rows, hold, decode_sms, finetune_sms, best.turn_ms, predicted_ms)
 
     def observe(self, result: StepResult) -> None:
         """Feed the residuals and the guard."""
         self._monitor.observe(result)
 
-    def _best(
-        self, job: JobView, spent_ms: float, whole_chip_ms: float, colocated_ms: list[float] | tuple[float, ...]
-    ) -> Pace | None:
-        alone_rate, beside_rates = self._work_rates(job.unit_tokens)
-        budget_ms = self._target_ms - spent_ms
+    def _spent_ms(self, view: StepView, decode_sms: int) -> float:
+        """What of the coming step's latency is gone before its turn: waiting, and units still running on decode's SMs."""
+        free_sms = self._context.capabilities.total_sms - decode_sms
+        return view.elapsed_ms + sum(job.in_flight_ms for job in view.jobs if job.in_flight_sms > free_sms)
+
+    def _best(self, view: StepView, whole_chip_ms: float, colocated_ms: tuple[float, ...]) -> Pace | None:
+        capabilities = self._context.capabilities
+        alone_rate, beside_rates = self._work_rates(view.jobs[0].unit_tokens)
         best: Pace | None = None
         for choice in (WHOLE_CHIP, *range(len(colocated_ms))):
             ring = self._monitor.ring(choice)
-            decode_ms = whole_chip_ms if choice == WHOLE_CHIP else colocated_ms[choice]
-            beside_rate = 0.0 if choice == WHOLE_CHIP else beside_rates[choice]
+            if choice == WHOLE_CHIP:
+                decode_sms, decode_ms, beside_rate = capabilities.total_sms, whole_chip_ms, 0.0
+            else:
+                decode_sms = capabilities.splits[choice].decode_sms
+                decode_ms, beside_rate = colocated_ms[choice], beside_rates[choice]
+            budget_ms = self._target_ms - self._spent_ms(view, decode_sms)
             found = pace(choice, decode_ms * ring.centre, decode_ms * ring.bound, budget_ms, alone_rate, beside_rate)
             if found is None:
                 continue
@@ -90,6 +96,27 @@ class Hybrid:
             if best is None or found.work_rate > best.work_rate:
                 best = found
         return best
+
+    def _idle_sms(self, unit_tokens: int) -> int:
+        """SMs for finetuning while there is nothing to decode.
+
+        All of them when a request that arrives just after the longest unit began can still have its step in time; else
+        the largest partition beside which decode can begin at once.
+        """
+        predictor, capabilities = self._context.predictor, self._context.capabilities
+        total_sms = capabilities.total_sms
+        longest_ms = max(
+            predictor.unit_ms(kind, unit_tokens, total_sms) for kind in ("forward", "backward", "head_loss")
+        )
+        first = predictor.predict(1, 1)
+        if longest_ms + first.whole_chip_ms * self._monitor.ring(WHOLE_CHIP).bound <= self._target_ms:
+            return total_sms
+        fitting = [
+            split.finetune_sms
+            for choice, split in enumerate(capabilities.splits)
+            if first.colocated_ms[choice] * self._monitor.ring(choice).bound <= self._target_ms
+        ]
+        return max(fitting, default=min(split.finetune_sms for split in capabilities.splits))
 
     def _work_rates(self, unit_tokens: int) -> tuple[float, tuple[float, ...]]:
         """Layer passes (one forward and one backward unit) a millisecond: on the whole chip, and beside each split."""
@@ -105,4 +132,3 @@ class Hybrid:
             known = (1.0 / alone_ms, tuple(1.0 / pair_ms for pair_ms in beside_ms))
             self._rates[unit_tokens] = known
         return known
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harli_core.policy import PolicyContext
+from harli_core.policy import PolicyContext, count_option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.rows import rows_for
 from harli_core.types import Hold, StepPlan, StepResult, StepView
@@ -18,7 +18,7 @@ class PauseOnLoad:
         """``threshold`` is a batch size of one instance."""
         capabilities = context.capabilities
         self._context = context
-        self._threshold = int(threshold)
+        self._threshold = count_option("threshold", threshold, least=0)
         self._index = min(
             range(len(capabilities.splits)),
             key=lambda i: (abs(2 * capabilities.splits[i].decode_sms - capabilities.total_sms), i),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harli_core.errors import ConfigError
-from harli_core.policy import PolicyContext
+from harli_core.policy import PolicyContext, count_option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 
@@ -13,7 +13,7 @@ class Separate:
 
     def __init__(self, context: PolicyContext, serving_gpus: int) -> None:
         """``serving_gpus`` between 1 and the number of GPUs (else `ConfigError`)."""
-        serving = int(serving_gpus)
+        serving = count_option("serving_gpus", serving_gpus)
         if not 1 <= serving <= context.gpus:
             raise ConfigError(f"separate: serving_gpus must be 1 .. {context.gpus}, not {serving_gpus}")
         self.serves = context.instance < serving

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harli_core.policy import PolicyContext
+from harli_core.policy import PolicyContext, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 
@@ -16,7 +16,7 @@ class StaticSplit:
     def __init__(self, context: PolicyContext, inference_share: float = 0.6) -> None:
         """``inference_share`` of the SMs and of the grid's rows belongs to inference."""
         capabilities = context.capabilities
-        self._share = float(inference_share)
+        self._share = option("inference_share", inference_share, 0.0, 1.0)
         wanted_sms = self._share * capabilities.total_sms
         index = min(
             range(len(capabilities.splits)), key=lambda i: (abs(capabilities.splits[i].decode_sms - wanted_sms), i)

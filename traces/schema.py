@@ -12,7 +12,7 @@ from harli_core.errors import TraceError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RequestTrace:
+class RequestTrace:  # noqa: PLW1641  (arrays do not hash)
     """Requests in order of arrival, one array a column; build it with `RequestTrace.of`, which checks them.
 
     ``arrival_s`` (float64): seconds from the first request, so the first is 0; never falls, equal ones are allowed.

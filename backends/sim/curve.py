@@ -59,6 +59,12 @@ class Curve:
         return values
 
 
+def product(first: Curve, second: Curve) -> Curve:
+    """First times second at the knots of both (within the first's range), straight lines between."""
+    xs = tuple(sorted({*first.xs, *(x for x in second.xs if first.xs[0] <= x <= first.xs[-1])}))
+    return Curve(xs, tuple(first.at(x) * second.at(x) for x in xs))
+
+
 class BatchCurves:
     """One curve a measured batch size; between two of them linear in log(batch) at equal total KV tokens."""
 
@@ -82,14 +88,13 @@ class BatchCurves:
         xs = tuple(sorted({*below.xs, *above.xs}))
         return Curve(xs, tuple((1.0 - weight) * below.at(x) + weight * above.at(x) for x in xs))
 
-    def covers(self, batch: int, kv_tokens: float) -> bool:
-        """Whether ``kv_tokens / batch`` lies within the contexts measured at both neighbouring batch sizes."""
+    def measured_contexts(self, batch: int) -> tuple[float, float] | None:
+        """Least and largest context (tokens a request) measured at both neighbouring sizes; `None` beyond all sizes."""
         batches = self.batches
         if not batches[0] <= batch <= batches[-1]:
-            return False
-        context = kv_tokens / batch
+            return None
         right = bisect_left(batches, batch)
         neighbours = {batches[right]} if batches[right] == batch else {batches[right - 1], batches[right]}
-        return all(
-            self._curves[known].xs[0] / known <= context <= self._curves[known].xs[-1] / known for known in neighbours
-        )
+        least = max(self._curves[known].xs[0] / known for known in neighbours)
+        largest = min(self._curves[known].xs[-1] / known for known in neighbours)
+        return least, largest

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
 
-from backends.sim.curve import BatchCurves, Curve
+from backends.sim.curve import BatchCurves, Curve, product
 from backends.sim.noise import RecordedNoise
 from harli_core.errors import SampleError
 from harli_core.predict.samples import Samples
@@ -19,6 +20,20 @@ from harli_core.working_set import LOSS_CHUNK_TOKENS
 
 WARM_UP_STEPS = 250
 """Steps at the start of a recorded sequence in which the GPU's clocks still settle."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPoint:
+    """All that depends on (decode SMs, split, batch) alone; made once for each.
+
+    ``step_ms`` over total KV tokens, slowdown included; ``contexts`` the measured range of tokens a request (`None`:
+    the batch lies outside); ``colocated``: the slowdown was measured at such batches.
+    """
+
+    step_ms: Curve
+    contexts: tuple[float, float] | None
+    colocated: bool
+    unit_slowdown: float
 
 
 class DeviceModel:
@@ -40,8 +55,7 @@ class DeviceModel:
         self._solo_noise, self._shared_noise = _step_noise(samples, device.splits, seed)
         spread = [ms / median(unit.ms) for unit in samples.finetune_units for ms in unit.ms]
         self._turn_noise = RecordedNoise(spread, seed, 1000)
-        self._curve_cache: dict[tuple[int, int], Curve] = {}
-        self._slowdown_cache: dict[tuple[Split, int], Curve] = {}
+        self._points: dict[tuple[int, Split | None, int], BatchPoint] = {}
 
     def decode_ms(
         self, instance: int, step: int, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None
@@ -50,24 +64,22 @@ class DeviceModel:
 
         ``beside`` is the split when finetuning runs at the same time, `None` when decode is alone on ``decode_sms`` SMs.
         """
-        solo_ms = self._solo_curve(decode_sms, batch).run(kv_tokens, batch, count)
-        if beside is None:
-            noise = self._solo_noise.take(instance, step, count)
-            return [ms * ratio for ms, ratio in zip(solo_ms, noise, strict=True)]
-        slowdown = self._slowdown_curve(beside, batch).run(kv_tokens, batch, count)
-        noise = self._shared_noise[beside].take(instance, step, count)
-        return [ms * slow * ratio for ms, slow, ratio in zip(solo_ms, slowdown, noise, strict=True)]
+        noise = self._solo_noise if beside is None else self._shared_noise[beside]
+        nominal_ms = self._at(decode_sms, beside, batch).step_ms.run(kv_tokens, batch, count)
+        return [ms * ratio for ms, ratio in zip(nominal_ms, noise.take(instance, step, count), strict=True)]
 
     def count_steps(self, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None) -> None:
         """Count ``count`` steps that really ran, and whether their durations were measured or prolonged."""
-        self._count("decode", count, self._solo[decode_sms].covers(batch, kv_tokens))
+        point = self._at(decode_sms, beside, batch)
+        measured = point.contexts
+        inside = measured is not None and measured[0] * batch <= kv_tokens <= measured[1] * batch
+        self._count("decode", count, inside)
         if beside is not None:
-            batches = self._slowdown[beside].batches
-            self._count("colocated", count, batches[0] <= batch <= batches[-1])
+            self._count("colocated", count, point.colocated)
 
     def alone_ms(self, instance: int, step: int, batch: int, kv_tokens: int) -> float:
         """What this very step would have taken on the whole chip without finetuning; judges violations."""
-        solo_ms = self._solo_curve(self.capabilities.total_sms, batch).at(kv_tokens)
+        solo_ms = self._at(self.capabilities.total_sms, None, batch).step_ms.at(kv_tokens)
         return solo_ms * self._solo_noise.take(instance, step, 1)[0]
 
     def unit_ms(self, kind: UnitKind, sms: int) -> float:
@@ -79,7 +91,7 @@ class DeviceModel:
 
     def unit_slowdown(self, beside: Split, batch: int) -> float:
         """How many times longer units take beside decode of ``batch`` requests."""
-        return self._unit_slowdown[beside].at(batch)
+        return self._at(beside.decode_sms, beside, batch).unit_slowdown
 
     def turn_noise(self, instance: int, step: int, count: int) -> list[float]:
         """Ratios of a turn's real to its nominal duration in ``count`` steps from ``step`` on."""
@@ -95,19 +107,23 @@ class DeviceModel:
         if not inside:
             self.extrapolated[what] += count
 
-    def _solo_curve(self, sms: int, batch: int) -> Curve:
-        known = self._curve_cache.get((sms, batch))
+    def _at(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
+        known = self._points.get((decode_sms, beside, batch))
         if known is None:
-            known = self._curve_cache[sms, batch] = self._solo[sms].curve(batch)
+            known = self._points[decode_sms, beside, batch] = self._point(decode_sms, beside, batch)
         return known
 
-    def _slowdown_curve(self, beside: Split, batch: int) -> Curve:
-        known = self._slowdown_cache.get((beside, batch))
-        if known is None:
-            curves = self._slowdown[beside]
-            clamped = min(max(batch, curves.batches[0]), curves.batches[-1])
-            known = self._slowdown_cache[beside, batch] = curves.curve(clamped)
-        return known
+    def _point(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
+        curves = self._solo[decode_sms]
+        solo_ms, contexts = curves.curve(batch), curves.measured_contexts(batch)
+        if beside is None:
+            return BatchPoint(solo_ms, contexts, colocated=True, unit_slowdown=1.0)
+        slowdowns = self._slowdown[beside]
+        least, largest = slowdowns.batches[0], slowdowns.batches[-1]
+        slowdown = slowdowns.curve(min(max(batch, least), largest))
+        return BatchPoint(
+            product(solo_ms, slowdown), contexts, least <= batch <= largest, self._unit_slowdown[beside].at(batch)
+        )
 
 
 def _medians(points: Iterable[tuple[int, float, float]]) -> dict[int, dict[float, float]]:
@@ -195,7 +211,9 @@ def _step_noise(
             and point.finetune_model == samples.device.model
         ] if samples.device else []  # fmt: skip
         if not short:
-            raise SampleError(f"{samples.sources[0].name}: a sequence at batch {sequence.batch} without its short sample")
+            raise SampleError(
+                f"{samples.sources[0].name}: a sequence at batch {sequence.batch} without its short sample"
+            )
         shared[sequence.decode_sms] = [ms / median(short) for ms in steady]
     if not solo or not shared:
         raise SampleError(f"{samples.sources[0].name}: no recorded step sequences, so no spread to draw from")

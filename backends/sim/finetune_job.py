@@ -130,6 +130,22 @@ class FinetuneJob:
             if reached < limit:
                 return used_ms
 
+    def turn_past(self, start_ms: float, least_ms: float, sms: int) -> float:
+        """Whole units on ``sms`` SMs up to the first boundary at ``least_ms`` or later: a turn that is called off.
+
+        Returns the time used, less than ``least_ms`` only where a layer is not there yet.
+        """
+        used_ms = self.turn(start_ms, least_ms, sms)
+        if used_ms < least_ms:
+            used_ms += self.finish_unit()
+        if used_ms >= least_ms:
+            return used_ms
+        if not self.swaps.settled and self._stall(start_ms + used_ms) > 0.0:
+            return used_ms
+        used_ms += self._duration_ms(self.cursor.index, sms)
+        self._enter(self.cursor.index + 1)
+        return used_ms
+
     def snapshot(self) -> JobState:
         """State for `restore`."""
         swaps = None if self.swaps.settled else self.swaps.snapshot()

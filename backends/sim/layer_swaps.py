@@ -61,10 +61,7 @@ class LayerSwaps:
     def restore(self, state: tuple[tuple[int, ...], dict[int, float], float, int, int, bool]) -> None:
         """Undo what was queued since the snapshot; the window's capacity is as it was then."""
         resident, ready_ms, free_at_ms, transferred_bytes, self.swaps_in, self.settled = state
-        for layer in set(self.window.resident) - set(resident):
-            self.window.drop(layer)
-        for layer in set(resident) - set(self.window.resident):
-            self.window.insert(layer)
+        self.window.reset(resident)
         self._ready_ms = dict(ready_ms)
         self._link.free_at_ms = free_at_ms
         self._link.transferred_bytes = transferred_bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 import simpy
 
@@ -24,21 +26,30 @@ class PrefillStage:
     ) -> None:
         """``prefill_ms`` gives the duration for a number of tokens; ``done`` takes the request afterwards."""
         self._env = env
-        self._queue = simpy.Store(env)
+        self._idle_gpus = gpus
+        self._queue: deque[SimRequest] = deque()
         self._prefill_ms = prefill_ms
         self._done = done
         self.busy_ms = 0.0
-        for _ in range(gpus):
-            env.process(self._serve())
 
     def submit(self, request: SimRequest) -> None:
-        """Queue a request."""
-        self._queue.put(request)
+        """Start on a request, or queue it while all GPUs are busy."""
+        if self._idle_gpus:
+            self._idle_gpus -= 1
+            self._start(request)
+        else:
+            self._queue.append(request)
 
-    def _serve(self) -> Generator[simpy.Event, SimRequest, None]:
-        while True:
-            request = yield self._queue.get()
-            duration_ms = self._prefill_ms(request.kv_tokens)
-            yield self._env.timeout(duration_ms)
-            self.busy_ms += duration_ms
-            self._done(request)
+    def _start(self, request: SimRequest) -> None:
+        duration_ms = self._prefill_ms(request.kv_tokens)
+        self.busy_ms += duration_ms
+        finished = self._env.timeout(duration_ms)
+        assert finished.callbacks is not None, "a new event takes callbacks"
+        finished.callbacks.append(partial(self._finish, request))
+
+    def _finish(self, request: SimRequest, _event: simpy.Event) -> None:
+        if self._queue:
+            self._start(self._queue.popleft())
+        else:
+            self._idle_gpus += 1
+        self._done(request)

@@ -17,7 +17,7 @@ class Loaded(Protocol):
 
 
 class Router:
-    """Picks an index among the instances that serve: in turn, or the one with the fewest KV tokens (lowest index on a tie)."""
+    """Picks an index among the instances that serve: in turn, or with the fewest KV tokens (lowest index on a tie)."""
 
     def __init__(self, instances: Sequence[Loaded], name: RouterName) -> None:
         """At least one instance."""

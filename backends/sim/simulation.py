@@ -113,9 +113,7 @@ class Simulation:
         self._instances = [
             self._instance(index, policy, reservation, job_shape, sink) for index, policy in enumerate(policies)
         ]
-        self._serving = [
-            instance for instance, policy in zip(self._instances, policies, strict=True) if policy.serves
-        ]
+        self._serving = [instance for instance, policy in zip(self._instances, policies, strict=True) if policy.serves]
         if not self._serving:
             raise ConfigError("no instance serves requests under this policy")
         self._router = Router(self._serving, settings.router)
@@ -212,8 +210,7 @@ class Simulation:
             self._requests.first_token_s[index] = self._env.now / 1000.0
             self._requests.produced_tokens[index] = 1
             if request.remaining == 0:
-                self._requests.last_token_s[index] = self._env.now / 1000.0
-                self._requests.state[index] = COMPLETED
+                self._requests.complete(index, self._env.now / 1000.0)
                 self._done(request)
                 return
         self._decode(request)
@@ -221,7 +218,7 @@ class Simulation:
     def _decode(self, request: SimRequest) -> None:
         self._serving[self._router.pick()].submit(request)
 
-    def _done(self, request: SimRequest) -> None:
+    def _done(self, _request: SimRequest) -> None:
         self._outstanding -= 1
         if self._progress is not None:
             self._progress(len(self._requests) - self._outstanding)
@@ -247,9 +244,6 @@ class Simulation:
         """Arrivals = completed + rejected + unfinished, tokens produced = tokens asked, every block free or owned."""
         book = outcome.requests
         for instance in self._instances:
-            instance.allocator.check_integrity()
-            if instance.job is not None:
-                instance.job.swaps.window.check_integrity()
             instance.check_integrity()
         done = book.state == COMPLETED
         if not np.array_equal(book.produced_tokens[done], book.output_tokens[done]):

@@ -7,13 +7,8 @@ Run from the repository root: ``python benchmarks/predictor/fit_profiles.py``. W
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import platform
 import random
-import subprocess
 import sys
-import tempfile
 import timeit
 from pathlib import Path
 
@@ -21,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.record import provenance, write_json  # noqa: E402
 from harli_core.predict.fit import fit_profile  # noqa: E402
 from harli_core.predict.predictor import StepPredictor  # noqa: E402
 from harli_core.predict.profile import Profile  # noqa: E402
@@ -47,16 +43,6 @@ def read_samples(model: str) -> Samples:
 def profile_path(model: str, finetune_model: str) -> Path:
     """Where the profile of a pair is shipped."""
     return DATA / f"profile_h200_{model}__{finetune_model}.json"
-
-
-def write_json(path: Path, document: object) -> None:
-    """Replace ``path`` in one step; equal documents give equal bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(text)
-    Path(file.name).chmod(0o644)
-    os.replace(file.name, path)
 
 
 def prediction_us(profile: Profile, calls: int = 1000) -> dict[str, float]:
@@ -102,26 +88,12 @@ def main() -> None:
     write_json(
         RESULTS,
         {
-            "command": "python benchmarks/predictor/fit_profiles.py",
-            "commit": _commit(),
-            "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
+            **provenance("python benchmarks/predictor/fit_profiles.py"),
             "samples_machine": "NVIDIA H200, 132 SMs (provenance in each profile)",
             "paper": PAPER,
             "pairs": pairs,
         },
     )
-
-
-def _commit() -> str | None:
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else None
-
-
-def _cpu() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

@@ -170,7 +170,10 @@ class TokenSlots:
             raise MemoryAccountingError("token slots: " + "; ".join(wrong))
 
     def _lowest_free(self, tokens: int) -> NDArray[np.int64]:
-        """Find the lowest ``tokens`` free slots: first the row in which they end, then the slots up to there."""
+        """Find the lowest ``tokens`` free slots: mostly just ahead, else the row in which they end, and all up to there."""
+        ahead = self._free[self._lowest : self._lowest + 2 * tokens + 64].nonzero()[0]
+        if ahead.size >= tokens:
+            return ahead[:tokens] + self._lowest
         first = self._lowest >> self._row_shift
         end = first + 1
         if self._row_free[first] < tokens:
@@ -191,12 +194,15 @@ class TokenSlots:
     def _take_up_to(self, last: int, tokens: int) -> None:
         """Mark all ``tokens`` free slots up to and including ``last`` as used."""
         first_row, last_row = self._lowest >> self._row_shift, last >> self._row_shift
-        before = self._row_free[first_row:last_row]
         left = int(self._row_free[last_row])
-        self._rows_in_use += int(np.count_nonzero(before == self.geometry.row_tokens))
         self._rows_in_use += left == self.geometry.row_tokens
-        self._row_free[last_row] = left - (tokens - int(before.sum()))
-        before[:] = 0
+        if first_row == last_row:
+            self._row_free[last_row] = left - tokens
+        else:
+            before = self._row_free[first_row:last_row]
+            self._rows_in_use += int(np.count_nonzero(before == self.geometry.row_tokens))
+            self._row_free[last_row] = left - (tokens - int(before.sum()))
+            before[:] = 0
         self._free[self._lowest : last + 1] = False
         self._free_tokens -= tokens
         self._lowest = last + 1

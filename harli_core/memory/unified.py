@@ -96,16 +96,16 @@ class UnifiedAllocator:
         geometry, slots = self.geometry, self.slots
         rows_free = self.grid.rows_free
         return MemoryView(
-            row_tokens=geometry.row_tokens,
-            row_bytes=geometry.row_bytes,
-            rows_total=geometry.rows,
-            rows_kv=slots.rows_in_use,
-            rows_lent=slots.rows_withheld,
-            rows_free=rows_free,
-            rows_reclaiming=self.grid.rows_reclaiming,
-            used_tokens=slots.used_tokens,
-            free_tokens=slots.free_tokens,
-            free_but_unlendable_bytes=self.free_but_unlendable_bytes,
+            geometry.row_tokens,
+            geometry.row_bytes,
+            geometry.rows,
+            slots.rows_in_use,
+            slots.rows_withheld,
+            rows_free,
+            self.grid.rows_reclaiming,
+            slots.used_tokens,
+            slots.free_tokens,
+            (slots.free_tokens - rows_free * geometry.row_tokens) * geometry.token_bytes,
         )
 
     def release(self) -> None:

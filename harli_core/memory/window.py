@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from harli_core.errors import ConfigError, MemoryAccountingError
 
 
@@ -93,6 +95,12 @@ class LayerWindow:
         if len(self._resident) < self.minimum:
             raise MemoryAccountingError(f"cannot drop layer {layer}: {self.minimum - 1} or more must stay")
         self._resident.remove(layer)
+
+    def reset(self, layers: Collection[int]) -> None:
+        """Hold exactly ``layers``, as at an earlier moment; raises `MemoryAccountingError` where they do not fit."""
+        if len(layers) > self._capacity or not set(layers) <= set(range(self.layers)):
+            raise MemoryAccountingError(f"window: cannot hold layers {sorted(layers)} in {self._capacity} places")
+        self._resident = set(layers)
 
     def check_integrity(self) -> None:
         """Raise `MemoryAccountingError` unless resident layers exist and the capacity is within its bounds."""

@@ -40,8 +40,8 @@ class _Regression(Protocol):
 
 def least_squares() -> LeastSquares:
     """The solver handed to the stages: scikit-learn's, in relative error, columns scaled to at most 1."""
-    import numpy as np
-    from sklearn.linear_model import LinearRegression  # type: ignore[import-untyped]
+    import numpy as np  # noqa: PLC0415  (only fitting needs it)
+    from sklearn.linear_model import LinearRegression  # noqa: PLC0415
 
     def solve(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> tuple[float, ...]:
         goal = np.asarray(targets, dtype=np.float64)

@@ -23,7 +23,7 @@ class StepPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchLines:
+class BatchLines:
     """For one batch, every prediction is a line in the KV tokens: (ms at no KV, ms a KV token)."""
 
     solo: tuple[tuple[float, float], ...]
@@ -38,7 +38,7 @@ class StepPredictor:
         """Evaluate nothing yet."""
         self.profile = profile
         self._slowdowns = tuple(profile.slowdown(split) for split in profile.splits)
-        self._lines: dict[int, _BatchLines] = {}
+        self._lines: dict[int, BatchLines] = {}
         self._alone_ms: dict[tuple[UnitKind, int, int], float] = {}
         self._beside_ms: dict[tuple[UnitKind, int, int], float] = {}
 
@@ -47,9 +47,7 @@ class StepPredictor:
 
         Raises `ConfigError` for an empty batch: there is no step to predict.
         """
-        lines = self._lines.get(batch)
-        if lines is None:
-            lines = self._lines_of(batch)
+        lines = self.lines(batch)
         if kv_tokens < 0:
             raise ConfigError(f"cannot predict a step with {kv_tokens} KV tokens: need 0 or more")
         fixed_ms, token_ms = lines.whole_chip
@@ -58,6 +56,11 @@ class StepPredictor:
             tuple([a + k * kv_tokens for a, k in lines.colocated]),
             fixed_ms + token_ms * kv_tokens,
         )
+
+    def lines(self, batch: int) -> BatchLines:
+        """The predictions for ``batch`` >= 1 requests as lines in their KV tokens; `ConfigError` for an empty batch."""
+        found = self._lines.get(batch)
+        return self._lines_of(batch) if found is None else found
 
     def unit_ms(self, kind: UnitKind, tokens: int, sms: int) -> float:
         """Duration of one finetune unit of ``tokens`` tokens alone on ``sms`` SMs."""
@@ -84,12 +87,12 @@ class StepPredictor:
             found = self._beside_ms[key] = alone_ms * self.profile.finetune.beside[split_index]
         return found
 
-    def _lines_of(self, batch: int) -> _BatchLines:
+    def _lines_of(self, batch: int) -> BatchLines:
         if batch < 1:
             raise ConfigError(f"cannot predict a step of {batch} requests: need at least 1")
         profile = self.profile
         solo = tuple(profile.solo.line(split.decode_sms, batch) for split in profile.splits)
         colocated = tuple((a * factor, k * factor) for (a, k), factor in zip(solo, self._slowdowns, strict=True))
-        lines = _BatchLines(solo, colocated, profile.solo.line(profile.total_sms, batch))
+        lines = BatchLines(solo, colocated, profile.solo.line(profile.total_sms, batch))
         self._lines[batch] = lines
         return lines

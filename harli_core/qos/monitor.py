@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from harli_core.policy import PolicyContext
-from harli_core.predict.predictor import StepPrediction
 from harli_core.qos.guard import Guard
 from harli_core.qos.residuals import ResidualRing
 from harli_core.types import StepResult
@@ -17,6 +16,7 @@ class LatencyMonitor:
 
     def __init__(self, context: PolicyContext, quantile: float, window_steps: int = 256) -> None:
         """``quantile`` is that of the bound; the rings begin with the profile's own residuals."""
+        self._predictor = context.predictor
         profile = context.predictor.profile
         self.guard = Guard(context.qos_ms)
         self._shared = [
@@ -32,12 +32,18 @@ class LatencyMonitor:
         """The residuals of a choice."""
         return self._alone if choice == WHOLE_CHIP else self._shared[choice]
 
-    def expect(self, choice: int, first: StepPrediction, last: StepPrediction, steps: int, finetuning: bool) -> None:
-        """Remember what the coming steps should take: predictions of the first and of step ``steps`` after it."""
+    def expect(self, choice: int, batch: int, kv_tokens: int, finetuning: bool) -> float:
+        """Remember what the coming steps of ``choice`` should take; returns the first one's corrected decode latency.
+
+        Predictions are lines in the KV tokens, which grow by ``batch`` a step.
+        """
+        lines = self._predictor.lines(batch)
+        fixed_ms, token_ms = lines.whole_chip if choice == WHOLE_CHIP else lines.colocated[choice]
         self._choice = choice
-        self._first_ms = _predicted_ms(first, choice)
-        self._growth_ms = (_predicted_ms(last, choice) - self._first_ms) / steps
+        self._first_ms = fixed_ms + token_ms * kv_tokens
+        self._growth_ms = token_ms * batch
         self._finetuning = finetuning
+        return self._first_ms * self.ring(choice).centre
 
     def observe(self, result: StepResult) -> None:
         """Add the ratios of measured to predicted decode latency, and show the latencies to the guard."""
@@ -48,7 +54,3 @@ class LatencyMonitor:
             [decode_ms / (predicted_ms + growth_ms * step) for step, decode_ms in enumerate(result.decode_ms)]
         )
         self.guard.observe(result.latency_ms, self._finetuning)
-
-
-def _predicted_ms(prediction: StepPrediction, choice: int) -> float:
-    return prediction.whole_chip_ms if choice == WHOLE_CHIP else prediction.colocated_ms[choice]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 
@@ -13,29 +14,19 @@ class ResidualRing:
     additions.
     """
 
-    __slots__ = ("_next", "_pending", "_ratios", "_refresh", "_window", "bound", "centre", "quantile")
+    __slots__ = ("_pending", "_ratios", "_refresh", "bound", "centre", "quantile")
 
-    def __init__(
-        self, prior: Sequence[float], quantile: float, window: int = 256, refresh: int = 32
-    ) -> None:
+    def __init__(self, prior: Sequence[float], quantile: float, window: int = 256, refresh: int = 64) -> None:
         """``quantile`` in (0, 1]; an empty prior stands for a perfect predictor."""
         self.quantile = quantile
-        self._window = window
         self._refresh = refresh
-        self._ratios = list(prior)[-window:] or [1.0]
-        self._next = 0
+        self._ratios = deque(prior or [1.0], maxlen=window)
         self._pending = 0
         self._update()
 
     def add(self, ratios: Sequence[float]) -> None:
         """Take in new ratios, oldest first."""
-        ring = self._ratios
-        for ratio in ratios:
-            if len(ring) < self._window:
-                ring.append(ratio)
-            else:
-                ring[self._next] = ratio
-                self._next = (self._next + 1) % self._window
+        self._ratios.extend(ratios)
         self._pending += len(ratios)
         if self._pending >= self._refresh:
             self._update()

@@ -1,0 +1,57 @@
+"""What every result file says about where it comes from, and how it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+AZURE_CONV = "traces/azure/AzureLLMInferenceTrace_conv.csv"
+"""The public trace that benchmarks replay, below the folder that HARLI_SHARED names."""
+
+
+def write_json(path: Path, document: object) -> None:
+    """Replace ``path`` in one step; equal documents give equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        file.write(text)
+    written = Path(file.name)
+    written.chmod(0o644)
+    written.replace(path)
+
+
+def provenance(command: str) -> dict[str, object]:
+    """Machine, Python, commit (``+`` where something was changed since) and the command that made a result."""
+    commit = _git("rev-parse", "HEAD")
+    if commit and _git("status", "--porcelain"):
+        commit += "+"
+    return {
+        "command": command,
+        "commit": commit or None,
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
+    }
+
+
+def azure_conv() -> Path:
+    """The trace on this machine; ends the program with a hint where there is none."""
+    setting = os.environ.get("HARLI_SHARED")
+    if setting and (path := Path(setting).resolve() / AZURE_CONV).is_file():
+        return path
+    raise SystemExit(f"set HARLI_SHARED to a folder that holds {AZURE_CONV}, or give --trace")
+
+
+def _git(*arguments: str) -> str:
+    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+def _cpu() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

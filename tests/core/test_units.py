@@ -1,0 +1,85 @@
+"""The order of one optimizer step's units, their place in the window's walk, and the cursor."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harli_core.errors import ConfigError
+from harli_core.memory.window import LayerWindow
+from harli_core.units import UnitCursor, UnitOrder
+
+
+def test_two_layers_two_micro_batches_in_full() -> None:
+    """Layer-major forward, head and loss, layers back to front, then the optimizer layer by layer."""
+    units = [(unit.kind, unit.layer, unit.micro_batch, unit.walk) for unit in UnitOrder(2, 2).units]
+    assert units == [
+        ("forward", 0, 0, 0),
+        ("forward", 0, 1, 0),
+        ("forward", 1, 0, 1),
+        ("forward", 1, 1, 1),
+        ("head_loss", None, 0, 1),
+        ("head_loss", None, 1, 1),
+        ("backward", 1, 0, 2),
+        ("backward", 1, 1, 2),
+        ("backward", 0, 0, 3),
+        ("backward", 0, 1, 3),
+        ("optimizer", 0, None, 3),
+        ("optimizer", 1, None, 3),
+    ]
+
+
+def test_one_layer_one_micro_batch() -> None:
+    """The smallest step there is: one unit of each kind."""
+    assert [unit.kind for unit in UnitOrder(1, 1).units] == ["forward", "head_loss", "backward", "optimizer"]
+
+
+@given(layers=st.integers(1, 6), micro_batches=st.integers(1, 4))
+def test_each_piece_of_work_occurs_once(layers: int, micro_batches: int) -> None:
+    """Every layer forward and backward for every micro-batch, one loss a micro-batch, one update a layer."""
+    order = UnitOrder(layers, micro_batches)
+    found = {(unit.kind, unit.layer, unit.micro_batch) for unit in order.units}
+    everything: set[tuple[str, int | None, int | None]] = {
+        (kind, layer, mb) for kind in ("forward", "backward") for layer in range(layers) for mb in range(micro_batches)
+    }
+    everything |= {("head_loss", None, mb) for mb in range(micro_batches)}
+    everything |= {("optimizer", layer, None) for layer in range(layers)}
+    assert found == everything
+    assert len(order) == len(order.units) == len(everything)
+
+
+@given(layers=st.integers(1, 6), micro_batches=st.integers(1, 4))
+def test_walk_agrees_with_the_window(layers: int, micro_batches: int) -> None:
+    """A unit's walk position is one at which the window holds its layer, and the walk never goes back."""
+    units = UnitOrder(layers, micro_batches).units
+    window = LayerWindow(layers, minimum=1)
+    assert all(window.layer_at(unit.walk) == unit.layer for unit in units if unit.kind in ("forward", "backward"))
+    walks = [unit.walk for unit in units]
+    assert walks == sorted(walks)
+
+
+@given(layers=st.integers(1, 6), micro_batches=st.integers(1, 4))
+def test_a_layer_is_visited_twice_a_step(layers: int, micro_batches: int) -> None:
+    """One swap-in serves all micro-batches: a layer's units are adjacent, once forward and once backward."""
+    layer_of = [(unit.kind, unit.layer) for unit in UnitOrder(layers, micro_batches).units if unit.kind != "optimizer"]
+    visits = [key for index, key in enumerate(layer_of) if index == 0 or layer_of[index - 1] != key]
+    assert len(visits) == len(set(visits)) == 2 * layers + 1
+
+
+@pytest.mark.parametrize(("layers", "micro_batches"), [(0, 1), (1, 0), (-1, 2)])
+def test_no_layers_or_micro_batches_are_refused(layers: int, micro_batches: int) -> None:
+    """A step of nothing is a configuration error that says both counts."""
+    with pytest.raises(ConfigError, match=f"not {layers} and {micro_batches}"):
+        UnitOrder(layers, micro_batches)
+
+
+def test_cursor_wraps_into_the_next_step() -> None:
+    """After the last unit comes the first one of the next optimizer step."""
+    cursor = UnitCursor(UnitOrder(2, 1))
+    for index in range(1, len(cursor.order)):
+        cursor.advance_to(index)
+        assert (cursor.index, cursor.steps) == (index, 0)
+    assert cursor.unit.kind == "optimizer"
+    cursor.advance_to(len(cursor.order))
+    assert (cursor.index, cursor.steps, cursor.unit.kind) == (0, 1, "forward")
