@@ -47,7 +47,8 @@ def test_other_stream_waits_for_the_fence() -> None:
     space.free(at, 1)
     with pytest.raises(OutOfMemoryError):
         space.allocate(4 * BLOCK, 2)
-    assert (space.rows_empty(), space.rows_idle()) == ([], [2])
+    assert (space.rows_empty(), space.rows_idle(), space.lowest_idle_rows(1)) == ([], [2], [2])
+    assert not space.row_empty(2)
     driver.complete(1, 1)
     assert space.allocate(4 * BLOCK, 2) == at
 
@@ -131,6 +132,7 @@ def test_closed_row_drains() -> None:
     small = space.allocate(100, 0)
     assert space.size_of(small) == 100
     space.close_row(3)
+    assert (space.lowest_idle_rows(5), space.rows_open()) == ([2], [2])
     other = space.allocate(100, 0)
     assert abs(other - small) > BLOCK
     space.free(other, 0)
@@ -139,6 +141,7 @@ def test_closed_row_drains() -> None:
     assert abs(space.allocate(100, 0) - small) < BLOCK
     with pytest.raises(MemoryAccountingError, match="1 of its blocks are in use"):
         space.remove_row(3)
+    assert (space.row_empty(2), space.row_empty(0), space.row_empty(99)) == (True, False, False)
     for wrong in (space.close_row, space.open_row, space.remove_row):
         with pytest.raises(MemoryAccountingError, match="does not hold it"):
             wrong(0)

@@ -265,6 +265,20 @@ std::vector<uint32_t> TensorSpace::rows_idle() const {
     return rows_where([this](uint32_t row) { return live_in_row_[row] == 0; });
 }
 
+std::vector<uint32_t> TensorSpace::lowest_idle_rows(uint32_t count) const {
+    std::lock_guard lock(mutex_);
+    std::vector<uint32_t> found;
+    for (uint32_t row = 0; row < pool_->grid().rows && found.size() < count; ++row) {
+        if (blocks_.is_open(row) && live_in_row_[row] == 0) found.push_back(row);
+    }
+    return found;
+}
+
+bool TensorSpace::row_empty(uint32_t row) const {
+    std::lock_guard lock(mutex_);
+    return row < pool_->grid().rows && blocks_.holds(row) && blocks_.ready_in(row) == columns_;
+}
+
 void TensorSpace::count_in_rows(const Range& range, int change) {
     const uint32_t blocks = range.blocks == 0 ? 1 : range.blocks + (range.granules > 0 ? 1 : 0);
     const uint32_t last = (range.first_block + blocks - 1) / columns_;

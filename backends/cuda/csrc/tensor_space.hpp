@@ -58,6 +58,8 @@ public:
     std::vector<uint32_t> rows_open() const;   // the ones not closed
     std::vector<uint32_t> rows_empty() const;  // nothing is allocated there and all fences have passed: can be removed
     std::vector<uint32_t> rows_idle() const;   // nothing is allocated there, but fences may not have passed
+    std::vector<uint32_t> lowest_idle_rows(uint32_t count) const;  // the same, open rows only, at most `count`
+    bool row_empty(uint32_t row) const;
     bool owns(Address address) const;          // whether it lies in the general-purpose view
     uint64_t live() const;                     // allocations
     size_t size_of(Address address) const;     // bytes asked for; throws unless something is allocated there

@@ -50,10 +50,10 @@ class Reclaim:
         While too few rows are free of tensors, ``give_up`` is asked to free a layer's worth; it returns whether it did.
         """
         space = self._provider.space
-        idle = self._idle_rows()
-        while len(idle) < rows_wanted and give_up is not None and give_up():
-            idle = self._idle_rows()
-        chosen = idle[: max(0, rows_wanted)]
+        wanted = max(0, rows_wanted)
+        chosen = space.lowest_idle_rows(wanted)
+        while len(chosen) < wanted and give_up is not None and give_up():
+            chosen = space.lowest_idle_rows(wanted)
         for row in chosen:
             space.close_row(row)
             self._memory.finetune_blocks.remove_row(row)
@@ -64,9 +64,9 @@ class Reclaim:
     def poll(self) -> tuple[int, ...]:
         """Move every row on as far as its fences allow; return those that came back now."""
         returned = self._finish()
-        self._provider.space.poll()
-        empty = set(self._provider.space.rows_empty())
-        ready = tuple(row for row in self._draining if row in empty)
+        space = self._provider.space
+        space.poll()
+        ready = tuple(row for row in self._draining if space.row_empty(row))
         if ready:
             self._scrub(ready)
             returned += self._finish()
@@ -85,10 +85,6 @@ class Reclaim:
             raise MemoryAccountingError(
                 f"reclaim: rows {self.rows_under_way} under way, the grid has {self._memory.grid.reclaiming_rows()}"
             )
-
-    def _idle_rows(self) -> list[int]:
-        under_way = set(self.rows_under_way)
-        return [row for row in self._provider.space.rows_idle() if row not in under_way]
 
     def _scrub(self, rows: tuple[int, ...]) -> None:
         driver = self._provider.driver
