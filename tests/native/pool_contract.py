@@ -56,6 +56,20 @@ def both_views_show_the_row(driver: Driver, lending: Lending) -> None:
     memory.release()
 
 
+def committed_rows_are_filled(driver: Driver, lending: Lending) -> None:
+    """A new row holds what a returned one would, whatever its memory held before: here poison over poison, then zeros."""
+    provider, memory, data = whole(driver, lending)
+    assert data.read(provider.pool.kv_address(1, 3), 4) == POISON * 2
+    memory.release()
+    provider = NativeProvider(driver, lending)
+    memory = UnifiedAllocator(grid_for(driver), provider)
+    for row in range(ROWS):
+        for column in range(COLUMNS):
+            size = provider.pool.block_bytes
+            assert data.read(provider.pool.kv_address(column, row), size) == bytes(size)
+    memory.release()
+
+
 def adjacent_rows_are_contiguous(driver: Driver, lending: Lending) -> None:
     """One allocation runs through two lent rows."""
     provider, memory, data = whole(driver, lending)
@@ -229,6 +243,7 @@ def odd_blocks_are_refused(driver: Driver, lending: Lending) -> None:
 
 CONTRACT: list[Callable[[Driver, Lending], None]] = [
     both_views_show_the_row,
+    committed_rows_are_filled,
     adjacent_rows_are_contiguous,
     lending_by_alias_makes_no_driver_call,
     faults_leave_everything_as_it_was,

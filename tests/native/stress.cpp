@@ -107,7 +107,7 @@ void stress(Lending lending, int steps) {
     {
         auto pool = std::make_shared<PagePool>(driver, Grid{12, 4, 32768}, lending);
         auto space = std::make_shared<TensorSpace>(pool, 2048);
-        for (uint32_t row = 0; row < 12; ++row) pool->commit_row(row);
+        for (uint32_t row = 0; row < 12; ++row) pool->commit_row(row, 0xFFFF, 7);
         for (uint32_t row = 2; row < 12; ++row) {
             pool->lend_row(row);
             space->add_row(row);
@@ -149,7 +149,7 @@ void fail_everywhere(Lending lending) {
             try {
                 auto pool = std::make_shared<PagePool>(driver, Grid{3, 2, 8192}, lending);
                 TensorSpace space(pool, 2048);
-                for (uint32_t row = 0; row < 3; ++row) pool->commit_row(row);
+                for (uint32_t row = 0; row < 3; ++row) pool->commit_row(row, 0xFFFF, 7);
                 pool->lend_row(1);
                 space.add_row(1);
                 space.free(space.allocate(3000, 1), 2);

@@ -17,6 +17,7 @@ public:
     ~CudaDriver() override;
 
     std::string name() const override { return "cuda"; }
+    bool fresh_memory_is_zero() const override { return false; }
     size_t granularity() const override { return granularity_; }
     int device() const { return device_; }
     int driver_version() const { return driver_version_; }

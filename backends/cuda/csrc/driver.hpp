@@ -29,6 +29,7 @@ public:
     Driver& operator=(const Driver&) = delete;
 
     virtual std::string name() const = 0;
+    virtual bool fresh_memory_is_zero() const = 0;  // whether what create() gives holds zeros
     virtual size_t granularity() const = 0;  // bytes; sizes and addresses of mappings are multiples of it
 
     Address reserve(size_t bytes, size_t alignment) { return ledger_.enter(Call::reserve), do_reserve(bytes, alignment); }

@@ -28,6 +28,7 @@ public:
     ~HostDriver() override;
 
     std::string name() const override { return "host"; }
+    bool fresh_memory_is_zero() const override { return true; }
     size_t granularity() const override { return granularity_; }
     SoftwareStreams& streams() { return streams_; }
     HostUse use() const;

@@ -89,6 +89,7 @@ void translate(const char* python_name) {
 void bind_driver(nb::module_& m) {
     nb::class_<Driver>(m, "Driver")
         .def_prop_ro("name", &Driver::name)
+        .def_prop_ro("fresh_memory_is_zero", &Driver::fresh_memory_is_zero)
         .def_prop_ro("granularity", &Driver::granularity)
         .def("reserve", &Driver::reserve, "size_bytes"_a, "alignment"_a = 0)
         .def("create", &Driver::create, "size_bytes"_a)
@@ -146,7 +147,7 @@ void bind_pool(nb::module_& m) {
         .def_prop_ro("columns", [](const PagePool& it) { return it.grid().columns; })
         .def_prop_ro("block_bytes", [](const PagePool& it) { return it.grid().block_bytes; })
         .def_prop_ro("alias", [](const PagePool& it) { return it.lending() == Lending::alias; })
-        .def("commit_row", &PagePool::commit_row, "row"_a, Unlocked())
+        .def("commit_row", &PagePool::commit_row, "row"_a, "pattern"_a.none() = nb::none(), "stream"_a = 0, Unlocked())
         .def("lend_row", &PagePool::lend_row, "row"_a, Unlocked())
         .def("scrub_row", &PagePool::scrub_row, "row"_a, "pattern"_a, "stream"_a, Unlocked())
         .def("return_row", &PagePool::return_row, "row"_a, "pattern"_a.none(), "stream"_a, Unlocked())

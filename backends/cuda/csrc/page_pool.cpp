@@ -131,7 +131,7 @@ void PagePool::move_row(uint32_t row, View from, View to) {
     }
 }
 
-void PagePool::commit_row(uint32_t row) {
+void PagePool::commit_row(uint32_t row, std::optional<uint16_t> pattern, Stream stream) {
     std::lock_guard lock(mutex_);
     State& state = checked_state("commit", row, State::uncommitted);
     try {
@@ -142,6 +142,7 @@ void PagePool::commit_row(uint32_t row) {
         }
         map_row(kv_view, row);
         if (lending_ == Lending::alias) map_row(general_view, row);
+        if (pattern) fill_row(row, *pattern, stream);
     } catch (...) {
         drop_row(row);
         const auto first = blocks_.begin() + static_cast<ptrdiff_t>(row) * grid_.columns;
@@ -150,6 +151,17 @@ void PagePool::commit_row(uint32_t row) {
         throw;
     }
     state = State::kv;
+}
+
+// Through the general-purpose view where it is mapped, since the row is one range there.
+void PagePool::fill_row(uint32_t row, uint16_t pattern, Stream stream) {
+    if (block(row, 0).mapped[general_view]) {
+        driver_->fill(address(general_view, row, 0), pattern, grid_.row_bytes(), stream);
+        return;
+    }
+    for (uint32_t column = 0; column < grid_.columns; ++column) {
+        driver_->fill(address(kv_view, row, column), pattern, grid_.block_bytes, stream);
+    }
 }
 
 void PagePool::lend_row(uint32_t row) {
@@ -165,7 +177,7 @@ void PagePool::lend_row(uint32_t row) {
 void PagePool::scrub_row(uint32_t row, uint16_t pattern, Stream stream) {
     std::lock_guard lock(mutex_);
     checked_state("scrub", row, State::lent);
-    driver_->fill(address(general_view, row, 0), pattern, grid_.row_bytes(), stream);
+    fill_row(row, pattern, stream);
     clean_[row] = true;
 }
 
@@ -175,13 +187,11 @@ void PagePool::return_row(uint32_t row, std::optional<uint16_t> pattern, Stream 
     State& state = checked_state("return", row, State::lent);
     const bool fill = pattern.has_value() && !clean_[row];
     if (lending_ == Lending::alias) {
-        if (fill) driver_->fill(address(general_view, row, 0), *pattern, grid_.row_bytes(), stream);
+        if (fill) fill_row(row, *pattern, stream);
     } else {
         move_row(row, general_view, kv_view);
         try {
-            for (uint32_t column = 0; fill && column < grid_.columns; ++column) {
-                driver_->fill(address(kv_view, row, column), *pattern, grid_.block_bytes, stream);
-            }
+            if (fill) fill_row(row, *pattern, stream);
         } catch (...) {
             // Fills may be under way through the KV view, so it stays mapped: the row is lent again with both views,
             // and the next attempt goes on from there.

@@ -49,7 +49,8 @@ public:
     PagePool(const PagePool&) = delete;
     PagePool& operator=(const PagePool&) = delete;
 
-    void commit_row(uint32_t row);
+    // Create and map the row's blocks, filled on `stream` unless `pattern` is absent.
+    void commit_row(uint32_t row, std::optional<uint16_t> pattern, Stream stream);
     void lend_row(uint32_t row);
 
     // Fill a lent row through the general-purpose view, so that return_row finds it clean. The row must not be written
@@ -85,6 +86,7 @@ private:
     Block& block(uint32_t row, uint32_t column) { return blocks_[static_cast<size_t>(row) * grid_.columns + column]; }
     Address address(View view, uint32_t row, uint32_t column) const;
     State& checked_state(const char* verb, uint32_t row, State wanted);
+    void fill_row(uint32_t row, uint16_t pattern, Stream stream);
     void map_row(View view, uint32_t row);
     void unmap_row(View view, uint32_t row);
     void move_row(uint32_t row, View from, View to);

@@ -90,8 +90,9 @@ class NativeProvider:
         self._geometry = geometry
 
     def commit_row(self, row: int) -> None:
-        """Create the row's blocks and map them; raises `DriverCallError` with nothing left behind."""
-        self._checked("commit", row).commit_row(row)
+        """Create and map the row's blocks, filled as a returned row is; raises `DriverCallError`, nothing left behind."""
+        as_wanted = self.pattern == 0 and self.driver.fresh_memory_is_zero
+        self._checked("commit", row).commit_row(row, None if as_wanted else self.pattern, self.kv_stream)
 
     def lend_row(self, row: int) -> None:
         """Give the row to the tensor space."""
