@@ -7,7 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2]))
+import backends.cuda.memory  # noqa: F401  the installed package, before the checkout's folders come into reach
+import harli_core  # noqa: F401
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.* and tests.*, ahead of other packages' folders
 
 import numpy as np
 import torch

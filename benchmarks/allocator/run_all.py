@@ -13,7 +13,6 @@ ON_GPU = ("lending_latency.py", "compaction_time.py", "bandwidth.py", "replay_ji
 
 def main() -> int:
     """Run them; 1 if one failed."""
-    sys.path.append(str(Path(__file__).parents[2]))
     from backends.cuda import _native
 
     on_gpu = _native.with_cuda and "--host" not in sys.argv
