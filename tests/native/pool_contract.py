@@ -148,7 +148,8 @@ def _state(provider: NativeProvider) -> object:
         stats = provider.pool.stats()
     except MemoryAccountingError:
         return None
-    return stats["rows_committed"], stats["rows_lent"], stats["physical_bytes"], provider.space.rows()
+    rows = provider.space.rows(), provider.space.rows_open()
+    return stats["rows_committed"], stats["rows_lent"], stats["physical_bytes"], rows
 
 
 def small_and_large_share_the_rows(driver: Driver, lending: Lending) -> None:

@@ -124,6 +124,25 @@ def test_failed_return_keeps_the_row_closed(provider: NativeProvider) -> None:
     provider.return_row(1)
 
 
+def test_scrub_needs_an_empty_row_and_closes_it(provider: NativeProvider) -> None:
+    """No tensor is overwritten by the fill, and none is allocated after it; a failing fill leaves the row open."""
+    with pytest.raises(MemoryAccountingError, match="not lent, or not empty yet"):
+        provider.scrub(1, 0)
+    provider.lend_row(1)
+    at = provider.space.allocate(5000, 0)
+    with pytest.raises(MemoryAccountingError, match="not lent, or not empty yet"):
+        provider.scrub(1, 0)
+    provider.space.free(at, 0)
+    provider.space.poll()
+    provider.driver.fail("fill")
+    with pytest.raises(DriverCallError):
+        provider.scrub(1, 0)
+    assert provider.space.rows_open() == [1]
+    provider.scrub(1, 0)
+    assert provider.space.rows_open() == []
+    provider.return_row(1)
+
+
 def test_capabilities() -> None:
     """Alias costs nothing; remap reports the H200 figure first, and what lends took once there were some."""
     assert NativeProvider(HostDriver()).capabilities.aliasing

@@ -100,8 +100,21 @@ class NativeProvider:
         self.space.add_row(row)
 
     def scrub(self, row: int, stream: int) -> None:
-        """Fill a lent row that nothing uses any more, so that ``return_row`` need not; an event tells when it is done."""
-        self._checked("scrub", row).scrub_row(row, self.pattern, stream)
+        """Close an empty lent row and fill it, so that ``return_row`` need not; an event tells when it is done.
+
+        Raises `MemoryAccountingError` where the row holds a tensor or waits for a fence: the fill would destroy it.
+        """
+        pool = self._checked("scrub", row)
+        if not self.space.row_empty(row):
+            raise MemoryAccountingError(f"cannot scrub row {row}: not lent, or not empty yet")
+        was_open = row in self.space.rows_open()
+        self.space.close_row(row)
+        try:
+            pool.scrub_row(row, self.pattern, stream)
+        except Exception:
+            if was_open:
+                self.space.open_row(row)
+            raise
 
     def return_row(self, row: int) -> None:
         """Take the row from the tensor space; raises `MemoryAccountingError` unless it is empty and fenced."""
