@@ -177,6 +177,7 @@ void bind_space(nb::module_& m) {
         .def("rows_idle", &TensorSpace::rows_idle)
         .def("lowest_idle_rows", &TensorSpace::lowest_idle_rows, "count"_a)
         .def("row_empty", &TensorSpace::row_empty, "row"_a)
+        .def("row_open", &TensorSpace::row_open, "row"_a)
         .def("owns", &TensorSpace::owns, "address"_a)
         .def("size_of", &TensorSpace::size_of, "address"_a)
         .def("stats", [](const TensorSpace& it) { return space_dict(it.stats()); })

@@ -279,6 +279,11 @@ bool TensorSpace::row_empty(uint32_t row) const {
     return row < pool_->grid().rows && blocks_.holds(row) && blocks_.ready_in(row) == columns_;
 }
 
+bool TensorSpace::row_open(uint32_t row) const {
+    std::lock_guard lock(mutex_);
+    return row < pool_->grid().rows && blocks_.is_open(row);
+}
+
 void TensorSpace::count_in_rows(const Range& range, int change) {
     const uint32_t blocks = range.blocks == 0 ? 1 : range.blocks + (range.granules > 0 ? 1 : 0);
     const uint32_t last = (range.first_block + blocks - 1) / columns_;

@@ -60,6 +60,7 @@ public:
     std::vector<uint32_t> rows_idle() const;   // nothing is allocated there, but fences may not have passed
     std::vector<uint32_t> lowest_idle_rows(uint32_t count) const;  // the same, open rows only, at most `count`
     bool row_empty(uint32_t row) const;
+    bool row_open(uint32_t row) const;
     bool owns(Address address) const;          // whether it lies in the general-purpose view
     uint64_t live() const;                     // allocations
     size_t size_of(Address address) const;     // bytes asked for; throws unless something is allocated there

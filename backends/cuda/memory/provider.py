@@ -107,7 +107,7 @@ class NativeProvider:
         pool = self._checked("scrub", row)
         if not self.space.row_empty(row):
             raise MemoryAccountingError(f"cannot scrub row {row}: not lent, or not empty yet")
-        was_open = row in self.space.rows_open()
+        was_open = self.space.row_open(row)
         self.space.close_row(row)
         try:
             pool.scrub_row(row, self.pattern, stream)
@@ -122,7 +122,7 @@ class NativeProvider:
         held = self.space.holds_row(row)
         closed = False
         if held:
-            closed = row not in self.space.rows_open()
+            closed = not self.space.row_open(row)
             self.space.remove_row(row)
         try:
             pool.return_row(row, self.pattern, self.kv_stream)
