@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from harli_core.decision_log import DecisionRecord, DecisionSink
 from harli_core.errors import PlanError
 from harli_core.policy import Policy
@@ -39,29 +41,30 @@ class DecisionLoop:
             self._sink.write(DecisionRecord(view, plan, result))
 
     def _check(self, view: StepView, plan: StepPlan) -> None:
-        where = f"instance {view.instance}, step {view.step}"
+        fault = self._fault(view, plan)
+        if fault is not None:
+            raise PlanError(f"instance {view.instance}, step {view.step}: {fault}")
+
+    def _fault(self, view: StepView, plan: StepPlan) -> str | None:
+        """What is wrong with ``plan``, and what there is instead."""
         if plan.decode_sms not in self._decode_sms:
-            raise PlanError(
-                f"{where}: no partition of {plan.decode_sms} SMs for decode; there are {sorted(self._decode_sms)}"
-            )
+            return f"no partition of {plan.decode_sms} SMs for decode; there are {sorted(self._decode_sms)}"
         if plan.hold.steps < 1:
-            raise PlanError(f"{where}: a plan holds for at least one step, not {plan.hold.steps}")
-        known = {job.job_id for job in view.jobs}
+            return f"a plan holds for at least one step, not {plan.hold.steps}"
+        sms = 0
+        known = [job.job_id for job in view.jobs]
         for job in plan.jobs:
             if job.job_id not in known:
-                raise PlanError(f"{where}: no finetuning job {job.job_id!r} here; there are {sorted(known)}")
-            if not (0.0 <= job.turn_ms < float("inf")) or job.rows < 0:
-                raise PlanError(
-                    f"{where}: job {job.job_id!r} has turn {job.turn_ms} ms and {job.rows} rows; both are >= 0"
-                )
-        sms = sum(job.sms for job in plan.jobs)
+                return f"no finetuning job {job.job_id!r} here; there are {sorted(known)}"
+            if not 0.0 <= job.turn_ms < math.inf or job.rows < 0:
+                return f"job {job.job_id!r} has turn {job.turn_ms} ms and {job.rows} rows; both are >= 0"
+            sms += job.sms
         if sms == 0:
-            return
+            return None
         if view.batch == 0:
             if sms not in self._finetune_sms:
-                raise PlanError(
-                    f"{where}: no partition of {sms} SMs for finetuning; there are {sorted(self._finetune_sms)}"
-                )
+                return f"no partition of {sms} SMs for finetuning; there are {sorted(self._finetune_sms)}"
         elif (plan.decode_sms, sms) not in self._beside:
             splits = ", ".join(f"{a}+{b}" for a, b in sorted(self._beside))
-            raise PlanError(f"{where}: {plan.decode_sms}+{sms} is no split of this GPU ({splits})")
+            return f"{plan.decode_sms}+{sms} is no split of this GPU ({splits})"
+        return None

@@ -126,7 +126,10 @@ class StepBook:
         self.steps.append(len(latency_ms))
         self.latency_ms.extend(latency_ms)
         self.decode_ms.extend(decode_ms)
-        self.turn_ms.extend(turn_ms)
+        if any(turn_ms):
+            self.turn_ms.extend(turn_ms)
+        else:
+            self.turn_ms.frombytes(bytes(8 * len(turn_ms)))
         self.join_gap_ms.extend(join_gap_ms)
 
     def __len__(self) -> int:

@@ -46,7 +46,10 @@ class InstanceLimits:
 
 
 class DecodeInstance:
-    """A SimPy process around one `DecisionLoop`."""
+    """A SimPy process around one `DecisionLoop`.
+
+    ``capacity_tokens`` is what requests can hold at most, when finetuning has given back all that it can.
+    """
 
     def __init__(
         self,
@@ -69,6 +72,8 @@ class DecodeInstance:
         self.job = job
         self.memory = job_memory
         self.allocator = allocator
+        floor_tokens = job_memory.needs.rows_floor * allocator.geometry.row_tokens if job_memory is not None else 0
+        self.capacity_tokens = allocator.geometry.capacity_tokens - PINNED_TOKENS - floor_tokens
         self._env = env
         self._loop = loop
         self._reservation = reservation
@@ -102,16 +107,6 @@ class DecodeInstance:
         elif self._may_interrupt:
             self._may_interrupt = False
             self._process.interrupt()
-
-    def refusal(self, request: SimRequest) -> str | None:
-        """Why a request could never be completed here; `None` when it could."""
-        floor = self.memory.needs.rows_floor if self.memory is not None else 0
-        geometry = self.allocator.geometry
-        capacity = geometry.capacity_tokens - floor * geometry.row_tokens - PINNED_TOKENS
-        needed = request.kv_tokens + request.remaining
-        if needed <= capacity:
-            return None
-        return f"needs {needed} token slots at its longest, a decode instance has {capacity}"
 
     def kv_load_tokens(self) -> int:
         """Tokens held now and promised to requests in the queue."""

@@ -55,7 +55,7 @@ class DeviceModel:
         self._solo_noise, self._shared_noise = _step_noise(samples, device.splits, seed)
         spread = [ms / median(unit.ms) for unit in samples.finetune_units for ms in unit.ms]
         self._turn_noise = RecordedNoise(spread, seed, 1000)
-        self._points: dict[tuple[int, Split | None, int], BatchPoint] = {}
+        self._points: dict[tuple[int, bool, int], BatchPoint] = {}
 
     def decode_ms(
         self, instance: int, step: int, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None
@@ -108,9 +108,10 @@ class DeviceModel:
             self.extrapolated[what] += count
 
     def _at(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
-        known = self._points.get((decode_sms, beside, batch))
+        key = (decode_sms, beside is not None, batch)
+        known = self._points.get(key)
         if known is None:
-            known = self._points[decode_sms, beside, batch] = self._point(decode_sms, beside, batch)
+            known = self._points[key] = self._point(decode_sms, beside, batch)
         return known
 
     def _point(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:

@@ -30,6 +30,11 @@ class SimRequest:
         """A request as it arrives: its prompt is its context, everything is still to be produced."""
         return cls(spec, kv_tokens=spec.prompt_tokens, remaining=spec.output_tokens, arrival_ms=spec.arrival_s * 1000.0)
 
+    @property
+    def longest_tokens(self) -> int:
+        """Token slots that the request will hold at its end."""
+        return self.kv_tokens + self.remaining
+
     def take_slots(self) -> NDArray[np.int32]:
         """Give up all token slots, as one array."""
         slots = np.concatenate(self.slots) if len(self.slots) > 1 else self.slots[0]

@@ -116,6 +116,7 @@ class Simulation:
         self._serving = [instance for instance, policy in zip(self._instances, policies, strict=True) if policy.serves]
         if not self._serving:
             raise ConfigError("no instance serves requests under this policy")
+        self._roomiest = max(self._serving, key=lambda instance: instance.capacity_tokens)
         self._router = Router(self._serving, settings.router)
         self._prefill: PrefillStage | None = None
         if settings.prefill_gpus:
@@ -188,12 +189,13 @@ class Simulation:
     def _arrive(self, spec: RequestSpec) -> None:
         self._requests.arrival_s[spec.index] = spec.arrival_s
         request = SimRequest.of(spec)
-        refusals = [instance.refusal(request) for instance in self._serving]
-        if all(refusals):
-            self._requests.reject(spec.index, str(refusals[0]))
-            self._done(request)
-        else:
+        needed, capacity = request.longest_tokens, self._roomiest.capacity_tokens
+        if needed <= capacity:
             self._again(request)
+        else:
+            reason = f"needs {needed} token slots at its longest, a decode instance has {capacity}"
+            self._requests.reject(spec.index, reason)
+            self._done(request)
 
     def _again(self, request: SimRequest) -> None:
         """Compute the request's context: at its arrival, and again after a preemption."""
@@ -216,7 +218,9 @@ class Simulation:
         self._decode(request)
 
     def _decode(self, request: SimRequest) -> None:
-        self._serving[self._router.pick()].submit(request)
+        instance = self._serving[self._router.pick()]
+        fits = request.longest_tokens <= instance.capacity_tokens
+        (instance if fits else self._roomiest).submit(request)
 
     def _done(self, _request: SimRequest) -> None:
         self._outstanding -= 1

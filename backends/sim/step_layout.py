@@ -13,7 +13,7 @@ from backends.sim.finetune_job import FinetuneJob, JobState
 from harli_core.types import Split, StepPlan, StepView
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenPlan:
     """The plan under which steps are laid out, and where things stood at ``start_ms`` when they were.
 

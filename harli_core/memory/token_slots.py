@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Slots = NDArray[np.int32]
 """Token slot indices: ``row * row_tokens + offset``."""
 
+LOOK_AHEAD_TOKENS = 256
+"""Free slots to find in advance of need."""
+
 
 class TokenSlots:
     """The use of every token slot, and the one truth about which rows hold tokens.
@@ -45,6 +48,7 @@ class TokenSlots:
         self._row_free[0] -= pinned_tokens
         self._withheld = np.zeros(geometry.rows, dtype=np.bool_)
         self._lowest = pinned_tokens  # no slot below is free
+        self._ahead: Slots | None = None  # free slots from there on, ascending, none left out
         self._free_tokens = geometry.capacity_tokens - pinned_tokens
         self._rows_in_use = 1
         self._rows_withheld = 0
@@ -103,12 +107,12 @@ class TokenSlots:
             return np.empty(0, dtype=np.int32)
         slots = self._lowest_free(tokens)
         self._take_up_to(int(slots[-1]), tokens)
-        return slots.astype(np.int32)
+        return slots
 
     def free(self, slots: Slots) -> None:
         """Give ``slots`` back (any order); raises `MemoryAccountingError` if one is not in use or is given twice."""
-        if slots.size:
-            self._release(self._checked_in_use(slots))
+        if slots.size and not self._give_back(slots):
+            self._checked_in_use(slots)  # finds out which slot it is, and raises
 
     def withhold_row(self, row: int) -> None:
         """Take an empty row out of use, so that it can be lent."""
@@ -119,6 +123,7 @@ class TokenSlots:
         if self._row_free[row] != self.geometry.row_tokens:
             taken = self.geometry.row_tokens - self._row_free[row]
             raise MemoryAccountingError(f"cannot withhold row {row}: {taken} of its slots are in use or pinned")
+        self._ahead = None
         self._withheld[row] = True
         self._free_by_row[row] = False
         self._row_free[row] = 0
@@ -129,6 +134,7 @@ class TokenSlots:
         """Put a withheld row back into use, all its slots free."""
         if not 0 <= row < self.geometry.rows or not self._withheld[row]:
             raise MemoryAccountingError(f"cannot return row {row}: it is not withheld")
+        self._ahead = None
         self._withheld[row] = False
         self._free_by_row[row] = True
         self._row_free[row] = self.geometry.row_tokens
@@ -169,21 +175,27 @@ class TokenSlots:
         if wrong:
             raise MemoryAccountingError("token slots: " + "; ".join(wrong))
 
-    def _lowest_free(self, tokens: int) -> NDArray[np.int64]:
-        """Find the lowest ``tokens`` free slots: mostly just ahead, else the row in which they end, and all up to there."""
-        ahead = self._free[self._lowest : self._lowest + 2 * tokens + 64].nonzero()[0]
-        if ahead.size >= tokens:
-            return ahead[:tokens] + self._lowest
+    def _lowest_free(self, tokens: int) -> Slots:
+        """Find the lowest ``tokens`` free slots, among those found ahead of need since the last free.
+
+        Whatever frees a slot forgets them (``_ahead = None``), so they are always the lowest.
+        """
+        ahead = self._ahead
+        if ahead is None or ahead.size < tokens:
+            ahead = self._look_ahead(tokens)
+        self._ahead = ahead[tokens:]
+        return ahead[:tokens].copy()
+
+    def _look_ahead(self, tokens: int) -> Slots:
+        """At least the lowest ``tokens`` free slots, and those in the rest of their rows and in a few more."""
         first = self._lowest >> self._row_shift
-        end = first + 1
-        if self._row_free[first] < tokens:
-            width = 64 + (4 * tokens >> self._row_shift)  # rows looked at; the answer is near unless the grid is full
+        width = 64 + (4 * tokens >> self._row_shift)  # rows looked at; the answer is near unless the grid is full
+        reach = self._row_free[first : first + width].cumsum()
+        while reach[-1] < tokens:
+            width *= 8
             reach = self._row_free[first : first + width].cumsum()
-            while reach[-1] < tokens:
-                width *= 8
-                reach = self._row_free[first : first + width].cumsum()
-            end += int(reach.searchsorted(tokens))
-        return self._free[self._lowest : end << self._row_shift].nonzero()[0][:tokens] + self._lowest
+        end = first + 1 + int(reach.searchsorted(min(int(reach[-1]), tokens + LOOK_AHEAD_TOKENS)))
+        return (self._free[self._lowest : end << self._row_shift].nonzero()[0] + self._lowest).astype(np.int32)
 
     def _slots_where(self, mask: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slot indices of the true entries of ``mask``, whose line ``i`` is row ``rows[i]``."""
@@ -206,6 +218,33 @@ class TokenSlots:
         self._free[self._lowest : last + 1] = False
         self._free_tokens -= tokens
         self._lowest = last + 1
+
+    def _give_back(self, slots: Slots) -> bool:
+        """Mark ``slots`` as free; says `False`, having changed nothing, unless each was in use and is given once.
+
+        The count of free slots in the range rises by as many as were given only if all of them were taken and differ.
+        """
+        lowest, highest = int(slots.min()), int(slots.max())
+        if lowest < self.pinned_tokens or highest >= self._free.size:
+            return False
+        first_row, last_row = lowest >> self._row_shift, highest >> self._row_shift
+        rows = slots >> self._row_shift
+        if np.count_nonzero(self._withheld[first_row : last_row + 1]) and self._withheld[rows].any():
+            return False
+        region = self._free[lowest : highest + 1]
+        before = region.copy()
+        self._free[slots] = True
+        if np.count_nonzero(region) - np.count_nonzero(before) != slots.size:
+            region[:] = before
+            return False
+        counts = np.bincount(rows - first_row)
+        row_free = self._row_free[first_row : last_row + 1]
+        row_free += counts
+        self._rows_in_use -= int(np.count_nonzero((row_free == self.geometry.row_tokens) & (counts > 0)))
+        self._free_tokens += slots.size
+        self._lowest = min(self._lowest, lowest)
+        self._ahead = None
+        return True
 
     def _checked_in_use(self, slots: Slots) -> NDArray[np.int64]:
         """Return ``slots`` ascending if a request holds each of them, once; otherwise raise."""
@@ -236,6 +275,7 @@ class TokenSlots:
         self._rows_in_use += int(np.count_nonzero((row_free == self.geometry.row_tokens) & (counts > 0)))
         row_free -= counts
         self._free[ordered] = False
+        self._ahead = None
         self._free_tokens -= ordered.size
 
     def _release(self, ordered: NDArray[np.int64]) -> None:
@@ -244,6 +284,7 @@ class TokenSlots:
         row_free += counts
         self._rows_in_use -= int(np.count_nonzero((row_free == self.geometry.row_tokens) & (counts > 0)))
         self._free[_index(ordered)] = True
+        self._ahead = None
         self._free_tokens += ordered.size
         self._lowest = min(self._lowest, int(ordered[0]))
 
