@@ -188,7 +188,11 @@ def test_fill_that_fails_midway_is_taken_up_again() -> None:
     with pytest.raises(DriverCallError):
         provider.return_row(1)
     provider.check_integrity()
-    driver.let_go(0)  # the first column's fill still lands
+    driver.fail("unmap")
+    with pytest.raises(DriverCallError):
+        provider.return_row(1)
+    provider.check_integrity()
+    driver.let_go(0)  # the first column's fill still lands, in memory that is still mapped
     driver.fail("map")
     provider.return_row(1)
     provider.check_integrity()
