@@ -171,6 +171,8 @@ Handle CudaDriver::do_create(size_t bytes) {
 void CudaDriver::do_map(Address at, size_t bytes, Handle handle) {
     const InContext current(*this);
     check(cuda_->map(at, bytes, 0, handle, 0), Call::map);
+    const std::lock_guard lock(mutex_);
+    mapped_[at] = bytes;
 }
 
 void CudaDriver::do_set_access(Address at, size_t bytes) {
@@ -183,7 +185,14 @@ void CudaDriver::do_set_access(Address at, size_t bytes) {
 
 void CudaDriver::do_unmap(Address at, size_t bytes) {
     const InContext current(*this);
+    const std::lock_guard lock(mutex_);
+    const auto first = mapped_.find(at);
+    auto last = first;
+    Address end = at;
+    for (; last != mapped_.end() && last->first == end && end < at + bytes; ++last) end += last->second;
+    if (end != at + bytes) throw DriverError("driver call unmap failed: the range is not what was mapped there");
     check(cuda_->unmap(at, bytes), Call::unmap);
+    mapped_.erase(first, last);
 }
 
 void CudaDriver::do_release(Handle handle) {

@@ -1,7 +1,9 @@
 // The driver port on an NVIDIA GPU: the driver's virtual memory management, found at run time.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 
 #include "driver.hpp"
 
@@ -47,6 +49,8 @@ private:
     int driver_version_ = 0;
     void* context_ = nullptr;
     size_t granularity_ = 0;
+    std::mutex mutex_;
+    std::map<Address, size_t> mapped_;  // the driver itself unmaps what is not mapped without a word
 };
 
 }  // namespace harli

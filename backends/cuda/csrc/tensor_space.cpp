@@ -1,7 +1,8 @@
 #include "tensor_space.hpp"
 
 #include <algorithm>
-#include <sstream>
+#include <array>
+#include <charconv>
 #include <string>
 
 namespace harli {
@@ -16,10 +17,11 @@ uint32_t granules_a_block(const Grid& grid, size_t granule_bytes) {
     return static_cast<uint32_t>(grid.block_bytes / granule_bytes);
 }
 
+// Without a string stream: those of a process that has loaded torch may not be this library's, and crash.
 std::string hex(Address address) {
-    std::ostringstream text;
-    text << "0x" << std::hex << address;
-    return text.str();
+    std::array<char, 16> digits{};
+    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), address, 16).ptr;
+    return "0x" + std::string(digits.data(), end);
 }
 
 }  // namespace
