@@ -39,17 +39,16 @@ class HostCompactor:
 
 
 class CudaCompactor:
-    """One kernel launch over all columns and one over the table, on torch's current stream; ``tables`` is on the GPU."""
+    """One kernel launch over all columns and the table, on torch's current stream; ``tables`` is on the GPU."""
 
     def __init__(self, pool: PagePool, geometry: GridGeometry) -> None:
-        """Compile the kernels; raises `ConfigError` unless an entry is a multiple of 16 bytes (one vector load)."""
+        """Compile the kernel; raises `ConfigError` unless an entry is a multiple of 16 bytes (one vector load)."""
         import torch
 
         entry_bytes = geometry.block_bytes // geometry.row_tokens
         if entry_bytes % 16:
             raise ConfigError(f"a KV entry of {entry_bytes} bytes cannot be moved: not a multiple of 16 bytes")
         self._entry_bytes = entry_bytes
-        self._columns = geometry.columns
         bases = [pool.kv_address(column, 0) for column in range(geometry.columns)]
         self._bases = torch.tensor(bases, dtype=torch.int64, device="cuda")
         self._kernel = CompactionKernel()
@@ -66,6 +65,5 @@ class CudaCompactor:
         moves = torch.from_numpy(np.stack((compaction.source, compaction.destination)).astype(np.int32))
         moves = moves.to("cuda", non_blocking=True)
         stream = torch.cuda.current_stream().cuda_stream
-        self._kernel.move(self._bases, moves, self._columns, self._entry_bytes, stream)
-        self._kernel.rewrite(tables, moves, stream)
+        self._kernel.launch(self._bases, moves, self._entry_bytes, tables, stream)
         moves.record_stream(torch.cuda.current_stream())

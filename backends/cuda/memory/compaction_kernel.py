@@ -1,4 +1,4 @@
-"""The compaction kernels, compiled at run time with NVRTC through cuda-python."""
+"""The compaction kernel, compiled at run time with NVRTC through cuda-python."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from harli_core.errors import BackendUnavailableError, DriverCallError
 
 THREADS = 256
 WARPS = THREADS // 32
+TABLE_BLOCKS = 128
+"""Fewest blocks that share the rewriting of the table."""
 
 SOURCE = """
-// One warp moves one token's entry in one column: all its loads first, then its stores. grid = (moves / warps, columns).
-extern "C" __global__ void move(const unsigned long long* bases, const int* source, const int* destination, int moves,
-                                int entry_vectors) {
-    const int which = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (which >= moves) return;
-    const int lane = threadIdx.x % 32;
-    uint4* const column = reinterpret_cast<uint4*>(bases[blockIdx.y]);
-    const uint4* const from = column + static_cast<long long>(source[which]) * entry_vectors;
-    uint4* const to = column + static_cast<long long>(destination[which]) * entry_vectors;
-    for (int at = lane; at < entry_vectors; at += 4 * 32) {
+// One warp moves one token's entry in one column: all its loads first, then its stores.
+__device__ void move(uint4* column, long long source, long long destination, int entry_vectors) {
+    const uint4* const from = column + source * entry_vectors;
+    uint4* const to = column + destination * entry_vectors;
+    for (int at = threadIdx.x % 32; at < entry_vectors; at += 4 * 32) {
         uint4 held[4];
         #pragma unroll
         for (int part = 0; part < 4; ++part) {
@@ -34,7 +31,7 @@ extern "C" __global__ void move(const unsigned long long* bases, const int* sour
 }
 
 // Sources are ascending: most entries are settled by the bounds, the rest by a binary search.
-extern "C" __global__ void rewrite(int* table, long long entries, const int* source, const int* destination, int moves) {
+__device__ void rewrite(int* table, long long entries, const int* source, const int* destination, int moves) {
     const int first = source[0];
     const int last = source[moves - 1];
     const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
@@ -50,11 +47,23 @@ extern "C" __global__ void rewrite(int* table, long long entries, const int* sou
         if (source[low] == slot) table[at] = destination[low];
     }
 }
+
+// grid = (blocks, columns + 1): a line of blocks moves one column, the last line rewrites the table meanwhile.
+extern "C" __global__ void compact(const unsigned long long* bases, int columns, const int* source,
+                                   const int* destination, int moves, int entry_vectors, int* table,
+                                   long long entries) {
+    if (blockIdx.y == columns) {
+        rewrite(table, entries, source, destination, moves);
+        return;
+    }
+    const int which = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (which < moves) move(reinterpret_cast<uint4*>(bases[blockIdx.y]), source[which], destination[which], entry_vectors);
+}
 """
 
 
 class CompactionKernel:
-    """Both kernels, loaded in the context that is current at construction."""
+    """The kernel, loaded in the context that is current at construction."""
 
     def __init__(self) -> None:
         """Compile for the current device; raises `BackendUnavailableError` without cuda-python or NVRTC."""
@@ -80,27 +89,24 @@ class CompactionKernel:
         _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
         _checked(nvrtc.nvrtcDestroyProgram(program))
         self._module = _checked(driver.cuModuleLoadData(cubin))
-        self._move = _checked(driver.cuModuleGetFunction(self._module, b"move"))
-        self._rewrite = _checked(driver.cuModuleGetFunction(self._module, b"rewrite"))
+        self._compact = _checked(driver.cuModuleGetFunction(self._module, b"compact"))
 
-    def move(self, bases: Any, moves: Any, columns: int, entry_bytes: int, stream: int) -> None:
-        """Copy entries ``moves[0] -> moves[1]`` (int32 ``[2, n]`` on the GPU) in all columns (addresses ``bases``)."""
+    def launch(self, bases: Any, moves: Any, entry_bytes: int, table: Any, stream: int) -> None:
+        """Copy entries ``moves[0] -> moves[1]`` in all columns, and put the new places into ``table``.
+
+        On the GPU: ``bases`` the columns' addresses (int64), ``moves`` int32 ``[2, n]``, sources ascending, ``table``
+        contiguous int32. Sources and destinations are disjoint, so the copies may run in any order.
+        """
         count = moves.shape[1]
-        arguments = (bases.data_ptr(), moves[0].data_ptr(), moves[1].data_ptr(), count, entry_bytes // 16)
-        kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-        self._launch(self._move, (-(-count // WARPS), columns), stream, arguments, kinds)
-
-    def rewrite(self, table: Any, moves: Any, stream: int) -> None:
-        """Replace every slot of ``table`` (contiguous int32) that was moved by its new place."""
-        entries, count = table.numel(), moves.shape[1]
-        arguments = (table.data_ptr(), entries, moves[0].data_ptr(), moves[1].data_ptr(), count)
-        kinds = (ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-        self._launch(self._rewrite, (min(4096, -(-entries // THREADS)), 1), stream, arguments, kinds)
-
-    def _launch(
-        self, function: Any, grid: tuple[int, int], stream: int, arguments: tuple[Any, ...], kinds: tuple[Any, ...]
-    ) -> None:
-        _checked(self._driver.cuLaunchKernel(function, *grid, 1, THREADS, 1, 1, 0, stream, (arguments, kinds), 0))
+        arguments = (
+            bases.data_ptr(), bases.numel(), moves[0].data_ptr(), moves[1].data_ptr(), count, entry_bytes // 16,
+            table.data_ptr(), table.numel(),
+        )  # fmt: skip
+        pointer = ctypes.c_void_p
+        kinds = (pointer, ctypes.c_int, pointer, pointer, ctypes.c_int, ctypes.c_int, pointer, ctypes.c_longlong)
+        blocks = max(-(-count // WARPS), TABLE_BLOCKS)
+        shape = (blocks, bases.numel() + 1, 1, THREADS, 1, 1)
+        _checked(self._driver.cuLaunchKernel(self._compact, *shape, 0, stream, (arguments, kinds), 0))
 
 
 def _checked(outcome: tuple[Any, ...]) -> Any:
