@@ -18,6 +18,7 @@ import torch
 from benchmarks.allocator.measuring import RESULTS
 
 LAYERS, TOKENS, HIDDEN, WIDE, HEADS, KV_HEADS, DIM, RANK = 32, 1024, 4096, 14336, 32, 8, 128, 16
+MICRO_BATCHES = 2
 
 
 class Layer(torch.nn.Module):  # type: ignore[misc]  # torch may be missing where this is checked
@@ -65,20 +66,21 @@ def main() -> None:
     for iteration in range(3):
         if iteration == 2:
             torch.cuda.memory._record_memory_history(stacks="python", max_entries=1_000_000)
-        x = torch.randn(1, TOKENS, HIDDEN, device="cuda", dtype=torch.bfloat16)
-        inputs = []
-        with torch.no_grad():
-            for layer in layers:
-                inputs.append(x)
-                x = layer(x)
-        gradient = x.float().mul(1e-3).to(x.dtype)
-        del x
-        for layer in reversed(layers):
-            start = inputs.pop().detach().requires_grad_()
-            layer(start).backward(gradient)
-            gradient = start.grad
-            del start
-        del gradient
+        for _ in range(MICRO_BATCHES):
+            x = torch.randn(1, TOKENS, HIDDEN, device="cuda", dtype=torch.bfloat16)
+            inputs = []
+            with torch.no_grad():
+                for layer in layers:
+                    inputs.append(x)
+                    x = layer(x)
+            gradient = x.float().mul(1e-3).to(x.dtype)
+            del x
+            for layer in reversed(layers):
+                start = inputs.pop().detach().requires_grad_()
+                layer(start).backward(gradient)
+                gradient = start.grad
+                del start
+            del gradient
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
