@@ -1,13 +1,10 @@
-"""Entry point: arguments in, report out, exit codes (0 fine, 2 bad input, 3 the run's own books disagree)."""
+"""Entry point: arguments in, report out, exit codes (0 fine, 2 bad input, 3 the books disagree, 4 a policy failed)."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +12,10 @@ import typer
 from rich.console import Console
 
 from harli_cli import __version__
-from harli_core.config import RunConfig, check_fields, run_config
+from harli_cli.policy_options import read_pairs
+from harli_cli.progress import progress
+from harli_cli.settings import check_serving_gpus, merged
+from harli_core.config import RunConfig
 from harli_core.errors import ConfigError, HarliError
 
 app = typer.Typer(
@@ -47,7 +47,10 @@ def _root(
 @app.command()
 def run(
     backend: Annotated[str, typer.Option(help="sim, or cuda on a GPU.")] = "sim",
-    trace: Annotated[str | None, typer.Option(help="Trace file, or 'synthetic' [default: synthetic].")] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(help="Trace file, relative to the working directory, or 'synthetic' [default: synthetic]."),
+    ] = None,
     sort: Annotated[bool | None, typer.Option("--sort", help="Accept arrivals out of order and sort them.")] = None,
     policy: Annotated[
         str | None,
@@ -89,7 +92,12 @@ def run(
     ] = None,
     horizon_s: Annotated[float | None, typer.Option(help="Stop at this simulated time [default: all done].")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random [default: 0].")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with any of these; options override it.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with any of the options above but backend ('_' for '-'); the command line overrides it."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for summary.json, requests.parquet and steps.parquet.")] = Path(
         "out"
     ),
@@ -127,7 +135,8 @@ def run(
     }
     if no_prefill and prefill_gpus:
         raise ConfigError(f"--no-prefill and --prefill-gpus {prefill_gpus} contradict each other; give one of them")
-    settings = _merged(config, options, policy_option or [])
+    settings = merged(config, options, policy_option or [])
+    check_serving_gpus(settings, baselines)
     if backend == "cuda":
         from backends.cuda.requirements import require  # noqa: PLC0415  (only for this backend)
 
@@ -148,106 +157,36 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Feed a decision log to a policy and report the first plan that differs (exit code 1 if there is one)."""
-    from harli_cli.replay import divergence_fields, replay_log  # noqa: PLC0415  (keeps --help fast)
+    from harli_cli.replay import difference_lines, divergence_fields, replay_log  # noqa: PLC0415  (keeps --help fast)
 
-    name, compared, divergence = replay_log(log, policy, _policy_options(policy_option or []))
+    name, compared, divergence = replay_log(log, policy, read_pairs(policy_option or []))
     if as_json:
         found = None if divergence is None else divergence_fields(divergence)
         typer.echo(json.dumps({"policy": name, "compared": compared, "first_difference": found}, indent=2))
     elif divergence is None:
         typer.echo(f"{compared:,} records: {name} plans the same at every one")
     else:
-        where = f"instance {divergence.view.instance}, step {divergence.view.step}, {divergence.view.time_s:.6f} s"
-        typer.echo(f"record {divergence.record} ({where}) differs:")
-        typer.echo(f"  logged:  {divergence.logged}")
-        typer.echo(f"  planned: {divergence.planned}")
+        for line in difference_lines(divergence):
+            typer.echo(line)
     if divergence is not None:
         raise typer.Exit(1)
 
 
-def _merged(path: Path | None, options: dict[str, Any], policy_options: list[str]) -> RunConfig:
-    """Defaults, then the file, then the command line."""
-    values = _read_toml(path) if path is not None else {}
-    source = "options" if path is None else f"{path} and options"
-    if path is not None:
-        check_fields(values, str(path))
-    values.update({name: value for name, value in options.items() if value is not None})
-    if policy_options:
-        values["policy_options"] = {**values.get("policy_options", {}), **_policy_options(policy_options)}
-    return run_config(values, source)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the configuration ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file ({error})") from None
-
-
-def _policy_options(pairs: list[str]) -> dict[str, Any]:
-    """``name=value``, the value as TOML reads it where it can (numbers, true, false), else as text."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--policy-option {pair!r}: expected NAME=VALUE, as in threshold=16")
-        try:
-            read = tomllib.loads(f"value = {value}")
-        except tomllib.TOMLDecodeError:
-            read = {}
-        found[name] = read["value"] if read.keys() == {"value"} else value
-    return found
-
-
 def _simulate(settings: RunConfig, out: Path, log: Path | None, baselines: bool, as_json: bool) -> None:
+    from harli_cli.remarks import remarks  # noqa: PLC0415
     from harli_cli.run import execute  # noqa: PLC0415  (keeps --help fast)
-    from harli_cli.tables import rejections, result_table  # noqa: PLC0415
+    from harli_cli.tables import result_table  # noqa: PLC0415
 
-    with _progress() as stage:
+    with progress() as stage:
         summary = execute(settings, out, log, baselines, stage)
     if as_json:
         typer.echo(json.dumps(summary, indent=2, sort_keys=True))
         return
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(result_table(summary))
-    for line in rejections(summary):
-        console.print(line, style="yellow", highlight=False)
+    for line in remarks(summary):
+        console.print(line, style="yellow", highlight=False, soft_wrap=True)
     console.print(f"written: {out}/summary.json, requests.parquet, steps.parquet", highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """A progress bar on a terminal's standard error, nothing elsewhere; one bar a simulation."""
-    if not sys.stderr.isatty():
-        yield lambda _name, _total: _ignore
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as progress:
-
-        def stage(name: str, total: int) -> Callable[[int], None]:
-            task = progress.add_task(name, total=total)
-            every = max(1, total // 200)
-
-            def done(count: int) -> None:
-                if count % every == 0 or count == total:
-                    progress.update(task, completed=count)
-
-            return done
-
-        yield stage
-
-
-def _ignore(_count: int) -> None:
-    """Nobody watches."""
 
 
 def main() -> None:

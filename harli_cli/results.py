@@ -23,20 +23,30 @@ STATE_NAMES = {COMPLETED: "completed", REJECTED: "rejected", UNFINISHED: "unfini
 
 
 @contextmanager
-def prepared(out: Path) -> Iterator[None]:
+def prepared(out: Path) -> Iterator[Path]:
     """Make the folder and prove that it can be written, before the run and not after it; raises `ConfigError`.
+
+    Gives the folder with ``..`` and links resolved, so that only what the results need is made.
 
     Folders that were made for a run that then failed are taken away again, unless something is in them.
     """
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made: list[Path] = []
     try:
         try:
-            out.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=out):
+            target = out.resolve()
+            places = (target, *target.parents)
+            made = [folder for folder in places if not folder.exists()]
+            nearest = places[len(made)]
+            if not nearest.is_dir():
+                raise ConfigError(f"--out {out}: cannot write results there ({nearest} is a file, not a folder)")
+            target.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=target):
                 pass
         except OSError as error:
             raise ConfigError(f"--out {out}: cannot write results there ({error.strerror})") from None
-        yield
+        except RuntimeError:
+            raise ConfigError(f"--out {out}: cannot write results there (its links go in a circle)") from None
+        yield target
     except BaseException:
         for folder in made:
             with suppress(OSError):

@@ -9,6 +9,7 @@ from typing import Any
 
 from backends.sim.device_model import DeviceModel
 from backends.sim.simulation import SimOutcome
+from harli_cli import __version__
 from harli_cli.log_file import DecisionLogWriter
 from harli_cli.results import NAMES, discard_summary, prepared, write_results
 from harli_cli.scenario import Scenario, Stage
@@ -30,10 +31,10 @@ def execute(config: RunConfig, out: Path, log: Path | None, baselines: bool, sta
     if config.policy == "separate":
         options.setdefault("serving_gpus", config.serving_gpus or 1)
     scenario.contexts.policies(config.policy, options)
-    with prepared(out):
+    with prepared(out) as folder:
         if search:
             options["serving_gpus"] = serving_gpus(config, scenario, stage)
-        return _run_and_write(scenario, options, out, log, baselines, stage)
+        return _run_and_write(scenario, options, folder, log, baselines, stage)
 
 
 def _check_log(log: Path, out: Path, config: RunConfig) -> None:
@@ -57,6 +58,7 @@ def _run_and_write(
         raise
     summary = {
         "schema": SUMMARY_SCHEMA,
+        "harli_version": __version__,
         "backend": "sim",
         "config": {**config.model_dump(), "policy_options": options},
         "trace": {**scenario.loaded.trace.summary(), "format": scenario.loaded.format, "repairs": _repairs(scenario)},

@@ -9,14 +9,16 @@ from typing import Any
 from backends.sim.device_model import DeviceModel
 from backends.sim.simulation import SimOutcome, SimSettings, Simulation
 from harli_cli.package_data import shipped_profile, shipped_samples
+from harli_cli.policy_options import check_options
 from harli_core.config import RunConfig
 from harli_core.decision_log import DecisionSink
-from harli_core.errors import ConfigError
+from harli_core.errors import ConfigError, HarliError, PolicyError
 from harli_core.hardware import gpu_sheet
 from harli_core.memory.geometry import GridGeometry
 from harli_core.memory.reservation import Reservation
 from harli_core.model import model_shape
 from harli_core.policy import Policy, PolicyContext
+from harli_core.policy_calls import fault_text
 from harli_core.predict.predictor import StepPredictor
 from harli_core.predict.profile import Profile
 from harli_core.requests import RequestSpec
@@ -62,17 +64,28 @@ class PolicyContexts:
     reservation: Reservation
 
     def policies(self, name: str, options: Mapping[str, Any]) -> list[Policy]:
-        """One policy object an instance; `ConfigError` for an unknown policy or option."""
+        """One policy object an instance.
+
+        Raises `ConfigError` for an unknown policy or option, `PolicyError` for an exception in its constructor.
+        """
         factory = find_policy(name)
         predictor = StepPredictor(self.profile)
         contexts = [
             PolicyContext(instance, self.gpus, self.qos_ms, self.profile.capabilities, predictor, self.reservation)
             for instance in range(self.gpus)
         ]
-        try:
-            made = [factory(context, **options) for context in contexts]
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"policy {name!r} cannot be made with options {options}: {error}") from None
+        check_options(name, factory, options)
+        made: list[Policy] = []
+        for context in contexts:
+            try:
+                made.append(factory(context, **options))
+            except HarliError:
+                raise
+            except Exception as error:
+                fault = fault_text(error, getattr(factory, "__module__", ""))
+                raise PolicyError(
+                    f"policy {name!r} failed in its constructor for instance {context.instance}: {fault}"
+                ) from error
         lacking = [member for member in POLICY_MEMBERS if not hasattr(made[0], member)]
         if lacking:
             raise ConfigError(f"policy {name!r} is no policy: it has no {', '.join(lacking)}")

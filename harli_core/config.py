@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,7 +21,10 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     trace: str = "synthetic"
-    """A trace file, or ``synthetic`` for the bundled one (shaped like the Azure 2023 conversation trace)."""
+    """A trace file, relative to the working directory, or ``synthetic``.
+
+    The synthetic trace comes with Harli and is shaped like the Azure 2023 conversation trace.
+    """
     sort: bool = False
     """Accept arrivals out of order, and sort them."""
     policy: str = "hybrid"
@@ -77,8 +81,10 @@ def check_fields(values: dict[str, Any], source: str) -> RunConfig:
             where, message = where[:2], "expected a finite number, text, true or false"
         key = ".".join(where)
         if fault["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, RunConfig.model_fields, n=1)
+            hint = f", did you mean {near[0]}?" if near else ";"
             known = ", ".join(RunConfig.model_fields)
-            raise ConfigError(f"{source}: unknown key {key!r}; known keys are {known}") from None
+            raise ConfigError(f"{source}: unknown key {key!r}{hint} known keys are {known}") from None
         raise ConfigError(f"{source}: {key} = {fault['input']!r}: {message}") from None
 
 

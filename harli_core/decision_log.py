@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeGuard, cast
 
 from harli_core.errors import LogError
 from harli_core.policy import Policy
+from harli_core.policy_calls import ask, tell
 from harli_core.types import Hold, JobPlan, JobView, MemoryView, StepPlan, StepResult, StepView
 
 SCHEMA_VERSION = 1
@@ -111,6 +112,7 @@ def replay(records: Iterable[DecisionRecord], policies: Mapping[int, Policy]) ->
     """Plan, compare, then `observe` the logged result, record by record; ``policies`` maps instance to policy.
 
     Returns the number of records compared and the first divergence. Stops there: later views follow from other plans.
+    Raises `PolicyError` where a policy fails.
     """
     compared = 0
     for record in records:
@@ -119,9 +121,9 @@ def replay(records: Iterable[DecisionRecord], policies: Mapping[int, Policy]) ->
             raise LogError(
                 f"record {compared + 1} is of instance {record.view.instance}, the header knows {len(policies)}"
             )
-        planned = policy.plan(record.view)
+        planned = ask(policy, record.view)
         compared += 1
         if planned != record.plan:
             return compared, Divergence(compared, record.view, record.plan, planned)
-        policy.observe(record.result)
+        tell(policy, record.view, record.result)
     return compared, None

@@ -25,6 +25,12 @@ class PlanError(HarliError):
     """A policy answered with a plan that the hardware or the memory cannot carry out."""
 
 
+class PolicyError(HarliError):
+    """A policy failed: an exception in its constructor, `plan` or `observe`, or an answer that is no plan."""
+
+    exit_code = 4
+
+
 class LogError(HarliError):
     """A decision log that cannot be read or was written under another schema."""
 

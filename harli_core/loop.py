@@ -7,6 +7,7 @@ import math
 from harli_core.decision_log import DecisionRecord, DecisionSink
 from harli_core.errors import PlanError
 from harli_core.policy import Policy
+from harli_core.policy_calls import ask, malformed, tell
 from harli_core.types import Capabilities, StepPlan, StepResult, StepView
 
 
@@ -24,24 +25,30 @@ class DecisionLoop:
         self._open: tuple[StepView, StepPlan] | None = None
 
     def decide(self, view: StepView) -> StepPlan:
-        """Ask the policy and check its answer; raises `PlanError` for what this hardware cannot do."""
-        plan = self._policy.plan(view)
+        """Ask the policy and check its answer.
+
+        Raises `PlanError` for what this hardware cannot do, `PolicyError` where the policy fails.
+        """
+        plan = ask(self._policy, view)
         self._check(view, plan)
         self._open = (view, plan)
         return plan
 
     def settle(self, result: StepResult) -> None:
-        """Report what the steps under the last plan took."""
+        """Report what the steps under the last plan took; raises `PolicyError` where the policy fails."""
         if self._open is None:
             raise PlanError("a result was reported without a plan before it")
         view, plan = self._open
         self._open = None
-        self._policy.observe(result)
+        tell(self._policy, view, result)
         if self._sink is not None:
             self._sink.write(DecisionRecord(view, plan, result))
 
     def _check(self, view: StepView, plan: StepPlan) -> None:
-        fault = self._fault(view, plan)
+        try:
+            fault = self._fault(view, plan)
+        except (AttributeError, TypeError) as error:
+            raise malformed(self._policy, view, error) from error
         if fault is not None:
             raise PlanError(f"instance {view.instance}, step {view.step}: {fault}")
 

@@ -50,6 +50,7 @@ def summarise(requests: RequestBook, steps: StepBook, facts: RunFacts) -> dict[s
         "requests": request_counts(requests),
         "duration_s": facts.duration_s,
         **request_latencies(requests, steps),
+        "itl_over_target": itl_over_target(steps, facts),
         **slo(requests, facts),
         "steps": step_section(steps, facts),
         "finetune": finetune_section(facts),
@@ -57,7 +58,7 @@ def summarise(requests: RequestBook, steps: StepBook, facts: RunFacts) -> dict[s
 
 
 def request_counts(book: RequestBook) -> dict[str, Any]:
-    """Arrivals and what became of them."""
+    """Arrivals, what became of them, and the tokens that they brought and asked for."""
     arrived = np.isfinite(book.arrival_s)
     reasons: dict[str, int] = {}
     for index in sorted(book.reasons):
@@ -70,19 +71,28 @@ def request_counts(book: RequestBook) -> dict[str, Any]:
         "not_arrived": int((~arrived).sum()),
         "rejection_reasons": reasons,
         "preemptions": int(book.preemptions.sum()),
-        "prompt_tokens": int(book.prompt_tokens.sum()),
-        "output_tokens_asked": int(book.output_tokens.sum()),
+        "prompt_tokens": int(book.prompt_tokens[arrived].sum()),
+        "output_tokens_asked": int(book.output_tokens[arrived].sum()),
         "output_tokens_produced": int(book.produced_tokens.sum()),
     }
 
 
 def request_latencies(book: RequestBook, steps: StepBook) -> dict[str, Any]:
-    """TTFT, TPOT and ITL in milliseconds.
-
-    ITL counts one gap for each request of a step that was in the step before; a request that joins has a gap of its own,
-    from its last token (prefill's, or before a preemption) to its first here.
-    """
+    """TTFT, TPOT and ITL in milliseconds."""
     ttft_s, tpot_s = book.ttft_s(), book.tpot_s()
+    return {
+        "ttft_ms": distribution(ttft_s[np.isfinite(ttft_s)] * 1000.0),
+        "tpot_ms": distribution(tpot_s[np.isfinite(tpot_s)] * 1000.0),
+        "itl_ms": distribution(*token_gaps(steps)),
+    }
+
+
+def token_gaps(steps: StepBook) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Gaps between tokens in milliseconds, and how many requests had each of them.
+
+    One gap for each request of a step that was in the step before; a request that joins has a gap of its own, from its
+    last token (prefill's, or before a preemption) to its first here.
+    """
     latency_ms = np.frombuffer(steps.latency_ms)
     weights = np.array(steps.spread("batch"), dtype=np.int64)
     first = np.cumsum(steps.span_steps()) - steps.span_steps()
@@ -90,22 +100,28 @@ def request_latencies(book: RequestBook, steps: StepBook) -> dict[str, Any]:
     join_gap_ms = np.frombuffer(steps.join_gap_ms)
     gaps_ms = np.concatenate((latency_ms, join_gap_ms))
     gap_weights = np.concatenate((weights, np.ones(len(join_gap_ms), dtype=np.int64)))
-    return {
-        "ttft_ms": distribution(ttft_s[np.isfinite(ttft_s)] * 1000.0),
-        "tpot_ms": distribution(tpot_s[np.isfinite(tpot_s)] * 1000.0),
-        "itl_ms": distribution(gaps_ms, gap_weights),
-    }
+    return gaps_ms, gap_weights
+
+
+def itl_over_target(steps: StepBook, facts: RunFacts) -> dict[str, int | float | None]:
+    """How many gaps between tokens were longer than the target, and their share of all gaps."""
+    gaps_ms, weights = token_gaps(steps)
+    count, total = int(weights[gaps_ms > facts.qos_ms].sum()), int(weights.sum())
+    return {"count": count, "share": count / total if total else None}
 
 
 def slo(book: RequestBook, facts: RunFacts) -> dict[str, Any]:
-    """Share of arrived requests within both limits, and their rate; rejected and unfinished ones are outside."""
+    """Share of finished requests within both limits, and their rate.
+
+    Rejected requests are outside; unfinished ones, which a horizon cut off, are left out.
+    """
     ttft_ms, tpot_ms = book.ttft_s() * 1000.0, book.tpot_s() * 1000.0
     within = (book.state == COMPLETED) & (ttft_ms <= facts.ttft_slo_ms)
     within &= (tpot_ms <= facts.qos_ms) | (book.output_tokens == 1)
-    arrived = int(np.isfinite(book.arrival_s).sum())
+    finished = int(((book.state == COMPLETED) | (book.state == REJECTED)).sum())
     count = int(within.sum())
     return {
-        "slo_attainment": count / arrived if arrived else None,
+        "slo_attainment": count / finished if finished else None,
         "goodput_rps": count / facts.duration_s if facts.duration_s else None,
     }
 

@@ -32,8 +32,9 @@ def find_policy(name: str) -> PolicyFactory:
         )
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError, TypeError, ValueError) as error:
-        raise ConfigError(f"policy {name!r}: cannot import {module_name!r} ({error})") from None
+    except Exception as error:  # a module of the user's own may raise anything
+        fault = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"policy {name!r}: cannot import {module_name!r} ({fault})") from error
     found = getattr(module, class_name, None)
     if not callable(found):
         raise ConfigError(f"policy {name!r}: module {module_name!r} has no class {class_name!r}")

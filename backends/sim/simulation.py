@@ -193,7 +193,7 @@ class Simulation:
         if needed <= capacity:
             self._again(request)
         else:
-            reason = f"needs {needed} token slots at its longest, a decode instance has {capacity}"
+            reason = f"prompt and output need more token slots than a decode instance has ({capacity})"
             self._requests.reject(spec.index, reason)
             self._done(request)
 

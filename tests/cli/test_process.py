@@ -55,10 +55,12 @@ def test_no_bytes_meant_for_a_terminal(tmp_path: Path, trace: Path) -> None:
 
 
 def test_policy_of_the_readme(tmp_path: Path, trace: Path) -> None:
-    """The example in README.md runs as it stands there, from the working directory."""
-    (example,) = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", README.read_text("utf-8"), flags=re.DOTALL)
-    (tmp_path / f"{example[0]}.py").write_text(example[1])
-    (name,) = re.findall(r"--policy (\w+:\w+)", README.read_text("utf-8"))
-    done = harli(tmp_path, "run", "--trace", trace.name, "--policy", name, "--log", "log.jsonl")
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"finetune throughput" in done.stdout
+    """Each example in README.md runs as it stands there, from the working directory."""
+    examples = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", README.read_text("utf-8"), flags=re.DOTALL)
+    names = re.findall(r"--policy (\w+:\w+)", README.read_text("utf-8"))
+    assert [name.partition(":")[0] for name in names] == [module for module, _ in examples]
+    for (module, text), name in zip(examples, names, strict=True):
+        (tmp_path / f"{module}.py").write_text(text)
+        done = harli(tmp_path, "run", "--trace", trace.name, "--policy", name, "--log", "log.jsonl")
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"finetune throughput" in done.stdout

@@ -28,7 +28,7 @@ def test_same_policy_plans_the_same(harli: Harli, log: Path) -> None:
 
 
 def test_one_altered_plan_is_found(harli: Harli, log: Path) -> None:
-    """Exit code 1, the record and both plans."""
+    """Exit code 1, the record, and the fields that differ and no other."""
     lines = log.read_text().splitlines()
     record = json.loads(lines[4])
     record[1][0] -= 8
@@ -36,10 +36,21 @@ def test_one_altered_plan_is_found(harli: Harli, log: Path) -> None:
     log.write_text("\n".join(lines) + "\n")
     answer = harli("replay", log)
     assert answer.code == 1
-    assert answer.out.startswith("record 4 (instance ")
+    first, *fields = answer.out.splitlines()
+    assert first.startswith("record 4 (instance ")
+    assert "batch" in first
+    assert "KV tokens) differs:" in first
+    assert fields == [f"  decode_sms: logged {record[1][0]}, planned {record[1][0] + 8}"]
     found = json.loads(harli("replay", log, "--json").out)["first_difference"]
     assert found["record"] == 4
     assert found["planned"]["decode_sms"] == found["logged"]["decode_sms"] + 8
+
+
+def test_fields_that_only_one_plan_has(harli: Harli, log: Path) -> None:
+    """`inference_only` plans nothing for the job that `hybrid` finetunes."""
+    answer = harli("replay", log, "--policy", "inference_only")
+    assert "  jobs[0].job_id: logged job-0, planned nothing" in answer.out.splitlines()
+    assert "hold.steps: logged 1, planned 64" in answer.out
 
 
 def test_another_policy_and_other_options(harli: Harli, log: Path) -> None:

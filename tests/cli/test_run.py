@@ -41,6 +41,7 @@ def test_files_agree(harli: Harli, trace: Path, tmp_path: Path) -> None:
     summary = json.loads(answer.out)
     requests = pq.read_table(tmp_path / "here/requests.parquet")
     steps = pq.read_table(tmp_path / "here/steps.parquet")
+    assert summary["harli_version"] == __version__
     assert requests.column_names == REQUEST_COLUMNS
     assert steps.column_names == STEP_COLUMNS
     assert requests.num_rows == summary["requests"]["arrivals"] == REQUESTS
@@ -62,6 +63,14 @@ def test_baselines(harli: Harli, trace: Path) -> None:
     assert alone["excess_violations"] == sum(violations.values()) - sum(alone["violations"].values())
     assert set(alone["latency_ms"]) == {"count", "mean", "p50", "p90", "p99", "p99.9", "max"}
     assert "gain over separate (1 serving)" in harli("run", "--trace", trace, "--baselines").out
+
+
+def test_serving_gpus_where_they_are_used(harli: Harli, trace: Path) -> None:
+    """`--serving-gpus` sets the baseline, or the policy `separate`."""
+    options = ("run", "--trace", trace, "--gpus", 3, "--serving-gpus", 2, "--json")
+    assert json.loads(harli(*options, "--baselines").out)["baselines"]["separate"]["serving_gpus"] == 2
+    own = json.loads(harli(*options, "--policy", "separate").out)
+    assert own["config"]["policy_options"] == {"serving_gpus": 2}
 
 
 def test_no_gain_where_none_finetunes(harli: Harli, trace: Path) -> None:

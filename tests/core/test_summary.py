@@ -18,6 +18,7 @@ from harli_core.summary import (
     RunFacts,
     distribution,
     finetune_section,
+    itl_over_target,
     prediction_error,
     request_counts,
     request_latencies,
@@ -120,12 +121,12 @@ def test_weights_are_repetitions(pairs: list[tuple[float, int]]) -> None:
 
 
 def test_every_request_is_counted_once(requests: RequestBook) -> None:
-    """Arrivals = completed + rejected + unfinished; one that has not arrived is none of them."""
+    """Arrivals = completed + rejected + unfinished; one that has not arrived is none of them, and asked for nothing."""
     found = request_counts(requests)
     assert (found["arrivals"], found["completed"], found["rejected"], found["unfinished"]) == (6, 4, 1, 1)
     assert found["not_arrived"] == 1
     assert found["rejection_reasons"] == {"too long": 1}
-    assert (found["output_tokens_asked"], found["output_tokens_produced"]) == (5056, 38)
+    assert (found["output_tokens_asked"], found["output_tokens_produced"]) == (5045, 38)
     assert found["preemptions"] == 3
 
 
@@ -158,13 +159,24 @@ def test_itl_counts_each_gap_of_each_request(requests: RequestBook, steps: StepB
     assert found == distribution(np.array(gaps_ms))
 
 
+def test_gaps_over_target_include_the_first_of_a_joined_request(steps: StepBook) -> None:
+    """Twelve gaps; over 40 ms are three of 45 ms, and the 50 ms that one request waited although its step took 10."""
+    assert itl_over_target(steps, FACTS) == {"count": 4, "share": 4 / 12}
+    assert itl_over_target(steps, dataclasses.replace(FACTS, qos_ms=45.0)) == {"count": 1, "share": 1 / 12}
+
+
+def test_no_gaps_have_no_share() -> None:
+    """No steps, nothing over the target, no share."""
+    assert itl_over_target(StepBook(), FACTS) == {"count": 0, "share": None}
+
+
 def test_slo_attainment_needs_both_limits(requests: RequestBook) -> None:
-    """Of six that arrived the first (exactly at both limits) and the one-token request attain; rejected ones do not."""
+    """Of five finished the first (exactly at both limits) and the one-token request attain; the rejected one does not."""
     facts = dataclasses.replace(FACTS, qos_ms=31.25, ttft_slo_ms=500.0)
     requests.last_token_s[0] = 0.5 + 10 * 0.03125
-    assert slo(requests, facts) == {"slo_attainment": 2 / 6, "goodput_rps": 0.2}
-    assert slo(requests, dataclasses.replace(facts, qos_ms=31.0))["slo_attainment"] == 1 / 6
-    assert slo(requests, dataclasses.replace(facts, ttft_slo_ms=499.0))["slo_attainment"] == 1 / 6
+    assert slo(requests, facts) == {"slo_attainment": 2 / 5, "goodput_rps": 0.2}
+    assert slo(requests, dataclasses.replace(facts, qos_ms=31.0))["slo_attainment"] == 1 / 5
+    assert slo(requests, dataclasses.replace(facts, ttft_slo_ms=499.0))["slo_attainment"] == 1 / 5
 
 
 def test_no_arrivals_have_no_attainment() -> None:
@@ -242,6 +254,7 @@ def test_the_sections_of_a_summary(requests: RequestBook, steps: StepBook) -> No
         "ttft_ms",
         "tpot_ms",
         "itl_ms",
+        "itl_over_target",
         "slo_attainment",
         "goodput_rps",
         "steps",

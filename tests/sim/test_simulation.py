@@ -231,7 +231,7 @@ def test_a_request_larger_than_all_kv_is_refused_at_once(
     others = requests_of(arrivals[::2], prompts[::2], outputs[::2]).simulate(policy, **config).requests
     assert book.state.tolist() == [COMPLETED, REJECTED, COMPLETED]
     assert book.reasons.keys() == {1}
-    assert "needs 60010 token slots at its longest, a decode instance has" in book.reasons[1]
+    assert book.reasons[1].startswith("prompt and output need more token slots than a decode instance has (")
     assert book.produced_tokens.tolist() == [60, 0, 60]
     assert book.last_token_s[[0, 2]].tolist() == others.last_token_s.tolist()
     assert all(record.view.waiting == 0 for record in sink.records)
