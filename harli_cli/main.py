@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -169,6 +170,19 @@ def replay(
         for line in difference_lines(divergence):
             typer.echo(line)
     if divergence is not None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what this machine can do for --backend cuda, and what to do about what is missing (exit code 1 if any is)."""
+    from backends.cuda.doctor import diagnose  # noqa: PLC0415  (only for this command)
+
+    diagnosis = diagnose()
+    typer.echo(json.dumps(asdict(diagnosis), indent=2) if as_json else diagnosis.render())
+    if not diagnosis.ready:
         raise typer.Exit(1)
 
 

@@ -88,7 +88,9 @@ def _write_requests(file: BinaryIO, book: RequestBook) -> None:
     def seconds(values: np.ndarray[Any, np.dtype[np.float64]]) -> pa.Array:
         return pa.array(values, from_pandas=True)
 
-    states = pa.array([STATE_NAMES[state] for state in book.state.tolist()])
+    arrived = np.isfinite(book.arrival_s).tolist()
+    names = zip(book.state.tolist(), arrived, strict=True)
+    states = pa.array([STATE_NAMES[state] if here else "not_arrived" for state, here in names])
     reasons = pa.array([book.reasons.get(index) for index in range(len(book))], type=pa.string())
     table = pa.table(
         {

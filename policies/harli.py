@@ -20,14 +20,12 @@ class Harli:
     serves = True
     finetunes = True
 
-    def __init__(
-        self, context: PolicyContext, hold_steps: int = 64, hysteresis: float = 0.03, quantile: float = 0.99
-    ) -> None:
+    def __init__(self, context: PolicyContext, hold_steps: int = 64, hysteresis: float = 0.03) -> None:
         """Options keep their defaults unless the user sets them."""
         self._context = context
         self._hold_steps = count_option("hold_steps", hold_steps)
         self._hysteresis = option("hysteresis", hysteresis, 0.0, 0.5)
-        self._monitor = LatencyMonitor(context, option("quantile", quantile, 0.0, 1.0))
+        self._monitor = LatencyMonitor(context, quantile=1.0)
         self._last: int | None = None
 
     def plan(self, view: StepView) -> StepPlan:

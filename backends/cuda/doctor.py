@@ -81,7 +81,7 @@ def _packages() -> list[Finding]:
     found = []
     for name in ("torch", "cuda"):
         here = find_spec(name) is not None
-        found.append(Finding(f"package {name}", here, "", None if here else "pip install 'harli[cuda]'"))
+        found.append(Finding(f"package {name}", here, "", None if here else "pip install '.[cuda]' in the checkout"))
     return found
 
 

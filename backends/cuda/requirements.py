@@ -20,7 +20,7 @@ def missing() -> list[str]:
         lacking.append("no NVIDIA driver (libcuda.so.1); run on a machine with an NVIDIA GPU")
     absent = [name for name in PACKAGES if find_spec(name) is None]
     if absent:
-        lacking.append(f"no {', '.join(absent)}; install with: pip install 'harli[cuda]'")
+        lacking.append(f"no {', '.join(absent)}; install with: pip install '.[cuda]' in the checkout")
     return lacking
 
 

@@ -296,7 +296,7 @@ def test_separate_needs_gpus_that_exist(serving_gpus: float, context_of: Any) ->
     [
         (Harli, "hold_steps", 0),
         (Harli, "hold_steps", 2.5),
-        (Harli, "quantile", 1.5),
+        (Hybrid, "quantile", 1.5),
         (Harli, "hysteresis", "much"),
         (Hybrid, "margin", -0.1),
         (Hybrid, "margin", float("nan")),

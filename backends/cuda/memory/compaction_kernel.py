@@ -71,7 +71,7 @@ class CompactionKernel:
             from cuda.bindings import driver, nvrtc
         except ImportError as error:
             raise BackendUnavailableError(
-                "compaction on the GPU needs cuda-python; install with: pip install 'harli[cuda]'"
+                "compaction on the GPU needs cuda-python; install with: pip install '.[cuda]' in the checkout"
             ) from error
         import torch
 
