@@ -7,7 +7,7 @@ prediction error, as on hardware. What lies outside the measured range is prolon
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -53,7 +53,7 @@ class DeviceModel:
         self._units = _unit_durations(samples, finetune_model, unit_tokens)
         self._prefill = Curve(*zip(*sorted((float(p.tokens), median(p.ms)) for p in samples.prefill), strict=True))
         self._solo_noise, self._shared_noise = _step_noise(samples, device.splits, seed)
-        spread = [ms / median(unit.ms) for unit in samples.finetune_units for ms in unit.ms]
+        spread = [ratio for unit in samples.finetune_units for ratio in _over_median(unit.ms, unit.ms)]
         self._turn_noise = RecordedNoise(spread, seed, 1000)
         self._points: dict[tuple[int, bool, int], BatchPoint] = {}
 
@@ -189,6 +189,11 @@ def _unit_durations(samples: Samples, finetune_model: str, unit_tokens: int) -> 
     return {key: median(ms) for key, ms in found.items()}
 
 
+def _over_median(values: Sequence[float], reference: Sequence[float]) -> list[float]:
+    middle = median(reference)
+    return [value / middle for value in values]
+
+
 def _step_noise(
     samples: Samples, splits: tuple[Split, ...], seed: int
 ) -> tuple[RecordedNoise, dict[Split, RecordedNoise]]:
@@ -202,7 +207,7 @@ def _step_noise(
     for sequence in samples.sequences:
         steady = sequence.ms[WARM_UP_STEPS:]
         if sequence.finetune_sms == 0:
-            solo = [ms / median(steady) for ms in steady]
+            solo = _over_median(steady, steady)
             continue
         short = [
             median(point.overlapped_ms)
@@ -215,7 +220,7 @@ def _step_noise(
             raise SampleError(
                 f"{samples.sources[0].name}: a sequence at batch {sequence.batch} without its short sample"
             )
-        shared[sequence.decode_sms] = [ms / median(short) for ms in steady]
+        shared[sequence.decode_sms] = _over_median(steady, short)
     if not solo or not shared:
         raise SampleError(f"{samples.sources[0].name}: no recorded step sequences, so no spread to draw from")
     nearest = {split: min(shared, key=lambda sms: (abs(sms - split.decode_sms), sms)) for split in splits}
