@@ -230,6 +230,6 @@ at = pool.{touch}
 {"ctypes.string_at(at, 1)" if how == "read" else "ctypes.memset(at, 1, 1)"}
 print("not reached", flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "alive\n"
     assert -done.returncode in (signal.SIGSEGV, signal.SIGBUS)
