@@ -124,6 +124,23 @@ def test_failed_return_keeps_the_row_closed(provider: NativeProvider) -> None:
     provider.return_row(1)
 
 
+def test_a_scrubbed_row_that_is_used_again_is_scrubbed_again(provider: NativeProvider) -> None:
+    """What was written after the fill, in a row opened again, is not shown to KV."""
+    import ctypes
+
+    provider.lend_row(1)
+    provider.scrub(1, 0)
+    provider.space.open_row(1)
+    at = provider.space.allocate(5000, 0)
+    ctypes.memset(at, 0x5A, 5000)
+    provider.space.free(at, 0)
+    provider.space.poll()
+    provider.return_row(1)
+    for column in range(GRID.columns):
+        block = (ctypes.c_uint8 * GRID.block_bytes).from_address(provider.pool.kv_address(column, 1))
+        assert bytes(block) == bytes(GRID.block_bytes)
+
+
 def test_scrub_needs_an_empty_row_and_closes_it(provider: NativeProvider) -> None:
     """No tensor is overwritten by the fill, and none is allocated after it; a failing fill leaves the row open."""
     with pytest.raises(MemoryAccountingError, match="not lent, or not empty yet"):
@@ -230,6 +247,8 @@ at = pool.{touch}
 {"ctypes.string_at(at, 1)" if how == "read" else "ctypes.memset(at, 1, 1)"}
 print("not reached", flush=True)
 """
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout == "alive\n"
     assert -done.returncode in (signal.SIGSEGV, signal.SIGBUS)

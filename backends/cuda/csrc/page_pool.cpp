@@ -181,6 +181,11 @@ void PagePool::scrub_row(uint32_t row, uint16_t pattern, Stream stream) {
     clean_[row] = true;
 }
 
+void PagePool::mark_used(uint32_t row) {
+    std::lock_guard lock(mutex_);
+    clean_[row] = false;
+}
+
 void PagePool::return_row(uint32_t row, std::optional<uint16_t> pattern, Stream stream) {
     std::lock_guard lock(mutex_);
     const Stopwatch watch(stats_.give_back);

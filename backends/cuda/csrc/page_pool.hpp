@@ -56,6 +56,8 @@ public:
     // Fill a lent row through the general-purpose view, so that return_row finds it clean. The row must not be written
     // after that; whether the fill has passed is for the caller to know (an event) before return_row.
     void scrub_row(uint32_t row, uint16_t pattern, Stream stream);
+    // Memory of the row may be written again: what scrub_row filled counts no more.
+    void mark_used(uint32_t row);
 
     // Give a lent row back to KV. One that is not clean is filled on `stream`, unless `pattern` is absent.
     void return_row(uint32_t row, std::optional<uint16_t> pattern, Stream stream);

@@ -137,7 +137,7 @@ void TensorSpace::free(Address address, Stream stream) {
     const Tag tag = fences_.tag_of(stream);
     Held freed{found.range, Fence{}, {}};
     if (!uses_.empty() || found.tag != tag) {
-        held_.reserve(held_.size() + 1);
+        if (held_.size() == held_.capacity()) held_.reserve(2 * held_.size() + 16);  // here, where nothing has changed yet
         if (found.tag != tag) freed.others.push_back(fences_.now(found.tag));
         if (const auto uses = uses_.find(address); uses != uses_.end()) {
             for (const Tag other : uses->second) {
@@ -204,6 +204,7 @@ void TensorSpace::add_row(uint32_t row) {
         throw StateError("cannot add row " + std::to_string(row) + " to the tensor space: not lent, or held already");
     }
     blocks_.add_row(row);
+    pool_->mark_used(row);
 }
 
 void TensorSpace::set_row_open(uint32_t row, bool open) {
@@ -223,6 +224,7 @@ void TensorSpace::open_row(uint32_t row) {
     std::lock_guard lock(mutex_);
     check_row(row, "open");
     set_row_open(row, true);
+    pool_->mark_used(row);
 }
 
 void TensorSpace::remove_row(uint32_t row) {
