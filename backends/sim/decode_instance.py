@@ -127,7 +127,8 @@ class DecodeInstance:
         elif self._ahead is not None:
             opened, layout = self._ahead
             self._settle(opened, layout.first(bisect_right(layout.ends_ms, end_ms)))
-        for request in (*self._batch.members, *self._queue):
+        self._batch.note_unfinished()
+        for request in self._queue:
             self._requests.note_produced(request.spec.index, request.remaining)
 
     def check_integrity(self) -> None:
