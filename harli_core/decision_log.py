@@ -1,7 +1,7 @@
 """The decision log: one line of JSON a record, one schema for both backends.
 
 The first line is a header (schema version, policy, context, provenance); every other line holds one view, the plan that
-answered it and the result that followed, exactly: a float survives the round trip bit by bit, so `replay` can feed
+answered it and the results that followed, exactly: a float survives the round trip bit by bit, so `replay` can feed
 a log to a policy again and see the same plans.
 """
 
@@ -17,16 +17,16 @@ from harli_core.policy import Policy
 from harli_core.policy_calls import ask, tell
 from harli_core.types import Hold, JobPlan, JobView, MemoryView, StepPlan, StepResult, StepView
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """One turn of the loop."""
+    """One turn of the loop: a result for each batch that decoded under the plan, none if it was dropped at once."""
 
     view: StepView
     plan: StepPlan
-    result: StepResult
+    results: tuple[StepResult, ...]
 
 
 class DecisionSink(Protocol):
@@ -79,27 +79,45 @@ def _fields(value: Any) -> Any:
 
 
 def encode_record(record: DecisionRecord) -> str:
-    """One line, without its newline: ``[view, plan, result]``, each as its fields in the order of `harli_core.types`."""
-    return json.dumps([_fields(record.view), _fields(record.plan), _fields(record.result)], separators=(",", ":"))
+    """One line, without its newline: ``[view, plan, results]``, each as its fields in the order of `harli_core.types`."""
+    return json.dumps([_fields(record.view), _fields(record.plan), _fields(record.results)], separators=(",", ":"))
 
 
 def decode_record(line: str, source: str, number: int) -> DecisionRecord:
     """The inverse of `encode_record`; `LogError` names ``source`` and the line."""
     try:
-        view, plan, result = json.loads(line)
+        view, plan, results = json.loads(line)
         *view_head, memory, jobs = view
         decode_sms, job_plans, hold, predicted_ms = plan
-        instance, first_step, batch, kv_tokens, latency_ms, decode_ms, turn_ms, idle_s = result
         view_fields: list[Any] = [*view_head, MemoryView(*memory), tuple(JobView(*job) for job in jobs)]
         return DecisionRecord(
             StepView(*view_fields),
-            StepPlan(decode_sms, tuple(JobPlan(*job) for job in job_plans), Hold(*hold), predicted_ms),
-            StepResult(
-                instance, first_step, batch, kv_tokens, tuple(latency_ms), tuple(decode_ms), tuple(turn_ms), idle_s
-            ),
+            StepPlan(decode_sms, tuple(JobPlan(*job) for job in job_plans), _hold(*hold), predicted_ms),
+            tuple(_result(*result) for result in results),
         )
     except (ValueError, TypeError) as error:
         raise LogError(f"{source}: line {number} is not a record of schema {SCHEMA_VERSION} ({error})") from None
+
+
+def _hold(steps: int, max_step_ms: float | None, batches: list[int] | None, most_kv_tokens: int | None) -> Hold:
+    if batches is None:
+        return Hold(steps, max_step_ms, None, most_kv_tokens)
+    least, most = batches
+    return Hold(steps, max_step_ms, (least, most), most_kv_tokens)
+
+
+def _result(
+    instance: int,
+    first_step: int,
+    batch: int,
+    kv_tokens: int,
+    latency_ms: list[float],
+    decode_ms: list[float],
+    turn_ms: list[float],
+    idle_s: float,
+) -> StepResult:
+    columns = (tuple(latency_ms), tuple(decode_ms), tuple(turn_ms))
+    return StepResult(instance, first_step, batch, kv_tokens, *columns, idle_s)
 
 
 def decode_records(lines: Iterable[str], source: str) -> Iterator[DecisionRecord]:
@@ -109,7 +127,7 @@ def decode_records(lines: Iterable[str], source: str) -> Iterator[DecisionRecord
 
 
 def replay(records: Iterable[DecisionRecord], policies: Mapping[int, Policy]) -> tuple[int, Divergence | None]:
-    """Plan, compare, then `observe` the logged result, record by record; ``policies`` maps instance to policy.
+    """Plan, compare, then `observe` the logged results, record by record; ``policies`` maps instance to policy.
 
     Returns the number of records compared and the first divergence. Stops there: later views follow from other plans.
     Raises `PolicyError` where a policy fails.
@@ -125,5 +143,6 @@ def replay(records: Iterable[DecisionRecord], policies: Mapping[int, Policy]) ->
         compared += 1
         if planned != record.plan:
             return compared, Divergence(compared, record.view, record.plan, planned)
-        tell(policy, record.view, record.result)
+        for result in record.results:
+            tell(policy, record.view, result)
     return compared, None

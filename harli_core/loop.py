@@ -23,26 +23,35 @@ class DecisionLoop:
         self._decode_sms = {split.decode_sms for split in capabilities.splits} | {capabilities.total_sms}
         self._finetune_sms = {split.finetune_sms for split in capabilities.splits} | {capabilities.total_sms}
         self._open: tuple[StepView, StepPlan] | None = None
+        self._results: list[StepResult] = []
 
     def decide(self, view: StepView) -> StepPlan:
-        """Ask the policy and check its answer.
+        """Ask the policy and check its answer; the record of the last plan goes to the log.
 
         Raises `PlanError` for what this hardware cannot do, `PolicyError` where the policy fails.
         """
+        self.finish()
         plan = ask(self._policy, view)
         self._check(view, plan)
         self._open = (view, plan)
         return plan
 
     def settle(self, result: StepResult) -> None:
-        """Report what the steps under the last plan took; raises `PolicyError` where the policy fails."""
+        """Report what steps under the last plan took; raises `PolicyError` where the policy fails."""
         if self._open is None:
             raise PlanError("a result was reported without a plan before it")
-        view, plan = self._open
-        self._open = None
-        tell(self._policy, view, result)
+        tell(self._policy, self._open[0], result)
         if self._sink is not None:
-            self._sink.write(DecisionRecord(view, plan, result))
+            self._results.append(result)
+
+    def finish(self) -> None:
+        """Nothing more comes of the last plan: its record goes to the log."""
+        if self._open is None:
+            return
+        if self._sink is not None:
+            self._sink.write(DecisionRecord(*self._open, tuple(self._results)))
+            self._results = []
+        self._open = None
 
     def _check(self, view: StepView, plan: StepPlan) -> None:
         try:
@@ -58,6 +67,9 @@ class DecisionLoop:
             return f"no partition of {plan.decode_sms} SMs for decode; there are {sorted(self._decode_sms)}"
         if plan.hold.steps < 1:
             return f"a plan holds for at least one step, not {plan.hold.steps}"
+        batches = plan.hold.batches
+        if batches is not None and not batches[0] <= view.batch <= batches[1]:
+            return f"the plan holds for batches of {batches[0]} to {batches[1]}, the batch is {view.batch}"
         sms = 0
         known = [job.job_id for job in view.jobs]
         for job in plan.jobs:

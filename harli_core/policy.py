@@ -61,5 +61,5 @@ class Policy(Protocol):
         ...
 
     def observe(self, result: StepResult) -> None:
-        """Learn what the steps under the last plan took."""
+        """Learn what steps under the last plan took; called once for each batch that decoded under it."""
         ...

@@ -114,12 +114,16 @@ class JobPlan:
 class Hold:
     """How long a plan stays valid without asking again.
 
-    It ends after ``steps`` steps, when a request joins or leaves the batch, when something waits for memory, or after a
-    step that took longer than ``max_step_ms`` (the guard's bound; `None`: no bound).
+    It ends after ``steps`` steps, when something waits for memory, or after a step that took longer than
+    ``max_step_ms`` (the guard's bound; `None`: no bound). Without ``batches`` it also ends when a request joins or
+    leaves; with it, requests may come and go while the batch is within these two bounds (both included) and holds at
+    most ``most_kv_tokens`` before a step (`None`: any number).
     """
 
     steps: int
     max_step_ms: float | None
+    batches: tuple[int, int] | None = None
+    most_kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,9 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the steps under one plan really took; one entry a step, in order.
+    """What steps of one batch under one plan really took; one entry a step, in order.
+
+    A plan whose hold lets requests come and go has several results.
 
     ``latency_ms`` runs from one token emission to the next, ``decode_ms`` is the decode graph alone (on its partition,
     beside whatever ran there), ``turn_ms`` what finetuning used of its turn. Their difference is waiting and switching.

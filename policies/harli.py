@@ -5,6 +5,7 @@ from __future__ import annotations
 from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
+from harli_core.qos.roomy_hold import RoomyHold
 from harli_core.qos.rows import rows_for
 from harli_core.qos.split_choice import closest_below
 from harli_core.types import Hold, StepPlan, StepResult, StepView
@@ -20,7 +21,7 @@ class Harli:
     serves = True
     finetunes = True
 
-    def __init__(self, context: PolicyContext, hold_steps: int = 64, hysteresis: float = 0.03) -> None:
+    def __init__(self, context: PolicyContext, hold_steps: int = 256, hysteresis: float = 0.03) -> None:
         """Options keep their defaults unless the user sets them."""
         self._context = context
         self._hold_steps = count_option("hold_steps", hold_steps)
@@ -34,23 +35,28 @@ class Harli:
         rows = tuple(rows_for(job, view, self._context.reservation) for job in view.jobs)
         if view.batch == 0:
             return first_job_plan(view, rows, Hold(1, None), capabilities.total_sms, capabilities.total_sms)
-        steps = self._hold_steps
-        choice: int | None = None
-        if view.jobs and not self._monitor.guard.paused:
-            last_tokens = view.kv_tokens + steps * view.batch
-            choice = self._choose(self._context.predictor.predict(view.batch, last_tokens).colocated_ms)
+        hold, choice = self._held_choice(view)
         if choice is None:
-            steps = min(steps, self._monitor.guard.paused_steps or steps)
             predicted_ms = self._monitor.expect(WHOLE_CHIP, view.batch, view.kv_tokens, finetuning=False)
-            return first_job_plan(view, rows, Hold(steps, None), capabilities.total_sms, 0, 0.0, predicted_ms)
+            return first_job_plan(view, rows, hold, capabilities.total_sms, 0, 0.0, predicted_ms)
         predicted_ms = self._monitor.expect(choice, view.batch, view.kv_tokens, finetuning=True)
         split = capabilities.splits[choice]
-        hold = Hold(steps, self._context.qos_ms)
         return first_job_plan(view, rows, hold, split.decode_sms, split.finetune_sms, 0.0, predicted_ms)
 
     def observe(self, result: StepResult) -> None:
         """Feed the residuals and the guard."""
         self._monitor.observe(result)
+
+    def _held_choice(self, view: StepView) -> tuple[Hold, int | None]:
+        """A split for a while in which requests may join and leave, or for just this batch if none fits."""
+        steps, guard = self._hold_steps, self._monitor.guard
+        if view.jobs and not guard.paused:
+            for roomy in (RoomyHold.of, RoomyHold.exact):
+                room = roomy(view, steps, self._context.qos_ms)
+                choice = self._choose(self._context.predictor.predict(room.batch, room.kv_tokens).colocated_ms)
+                if choice is not None:
+                    return room.hold, choice
+        return Hold(min(steps, guard.paused_steps or steps), None), None
 
     def _choose(self, colocated_ms: tuple[float, ...]) -> int | None:
         corrected = [latency_ms * self._monitor.ring(choice).centre for choice, latency_ms in enumerate(colocated_ms)]
@@ -59,5 +65,6 @@ class Harli:
             easier = closest_below(corrected, self._context.qos_ms * (1.0 - self._hysteresis))
             if corrected[self._last] <= self._context.qos_ms:
                 choice = self._last if easier is None or corrected[easier] < corrected[self._last] else easier
-        self._last = choice
+        if choice is not None:
+            self._last = choice
         return choice

@@ -6,6 +6,7 @@ from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
 from harli_core.qos.pacing import Pace, pace
+from harli_core.qos.roomy_hold import RoomyHold
 from harli_core.qos.rows import rows_for
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 
@@ -29,7 +30,7 @@ class Hybrid:
         context: PolicyContext,
         margin: float = 0.02,
         quantile: float = 0.995,
-        hold_steps: int = 16,
+        hold_steps: int = 64,
         hysteresis: float = 0.02,
     ) -> None:
         """Options keep their defaults unless the user sets them."""
@@ -49,20 +50,16 @@ class Hybrid:
         if view.batch == 0:
             idle_sms = self._idle_sms(view.jobs[0].unit_tokens) if view.jobs else 0
             return first_job_plan(view, rows, Hold(1, None), total_sms, idle_sms)
-        steps = self._hold_steps
-        best: Pace | None = None
-        if view.jobs and not view.waiting and not self._monitor.guard.paused:
-            last = context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
-            best = self._best(view, last.whole_chip_ms, last.colocated_ms)
+        hold, best = self._held_pace(view)
         choice = WHOLE_CHIP if best is None else best.choice
         decode_sms = total_sms if choice == WHOLE_CHIP else context.capabilities.splits[choice].decode_sms
         spent_ms = self._spent_ms(view, decode_sms)
         decode_ms = self._monitor.expect(choice, view.batch, view.kv_tokens, finetuning=best is not None)
         if best is None:
-            steps = min(steps, self._monitor.guard.paused_steps or steps)
-            return first_job_plan(view, rows, Hold(steps, None), total_sms, 0, 0.0, spent_ms + decode_ms)
+            return first_job_plan(view, rows, hold, total_sms, 0, 0.0, spent_ms + decode_ms)
         self._last = choice
-        hold = Hold(1 if spent_ms else steps, context.qos_ms)
+        if spent_ms:
+            hold = Hold(1, context.qos_ms)
         finetune_sms = 0 if choice == WHOLE_CHIP else context.capabilities.splits[choice].finetune_sms
         predicted_ms = spent_ms + best.turn_ms + decode_ms
         return first_job_plan(view, rows, hold, decode_sms, finetune_sms, best.turn_ms, predicted_ms)
@@ -70,6 +67,18 @@ class Hybrid:
     def observe(self, result: StepResult) -> None:
         """Feed the residuals and the guard."""
         self._monitor.observe(result)
+
+    def _held_pace(self, view: StepView) -> tuple[Hold, Pace | None]:
+        """The best pace for a while in which requests may join and leave, or for just this batch if there is none."""
+        steps, guard = self._hold_steps, self._monitor.guard
+        if view.jobs and not view.waiting and not guard.paused:
+            for roomy in (RoomyHold.of, RoomyHold.exact):
+                room = roomy(view, steps, self._context.qos_ms)
+                heaviest = self._context.predictor.predict(room.batch, room.kv_tokens)
+                best = self._best(view, heaviest.whole_chip_ms, heaviest.colocated_ms)
+                if best is not None:
+                    return room.hold, best
+        return Hold(min(steps, guard.paused_steps or steps), None), None
 
     def _spent_ms(self, view: StepView, decode_sms: int) -> float:
         """What of the coming step's latency is gone before its turn: waiting, and units still running on decode's SMs."""

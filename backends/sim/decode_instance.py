@@ -21,7 +21,7 @@ from backends.sim.finetune_job import FinetuneJob
 from backends.sim.job_memory import JobMemory
 from backends.sim.request import SimRequest
 from backends.sim.running_batch import RunningBatch
-from backends.sim.step_layout import OpenPlan, StepLayout, StepScheduler
+from backends.sim.step_layout import HeldPlan, Span, StepLayout, StepScheduler
 from backends.sim.step_recorder import StepRecorder
 from harli_core.errors import AuditError
 from harli_core.loop import DecisionLoop
@@ -39,10 +39,14 @@ COPY_BYTES_PER_MS = 4.0e9 / 2
 
 @dataclass(frozen=True, slots=True)
 class InstanceLimits:
-    """What bounds an instance beside its memory: the batch size, and the target that violations are judged by."""
+    """What bounds an instance beside its memory: the batch size, and the target that violations are judged by.
+
+    ``exact_steps``: every step is an event of its own. That changes the speed, never the result.
+    """
 
     max_batch: int
     qos_ms: float
+    exact_steps: bool = False
 
 
 class DecodeInstance:
@@ -79,7 +83,7 @@ class DecodeInstance:
         self._reservation = reservation
         self._max_batch = limits.max_batch
         self._requests = requests
-        self._scheduler = StepScheduler(index, device, job)
+        self._scheduler = StepScheduler(index, device, job, limits.exact_steps)
         self._recorder = StepRecorder(index, device, job, job_memory, steps, limits.qos_ms)
         self._preempted = preempted
         self._finished = finished
@@ -90,7 +94,9 @@ class DecodeInstance:
         self._step = 0
         self._boundary_ms = 0.0
         self._turned_ms = 0.0
-        self._ahead: tuple[OpenPlan, StepLayout] | None = None
+        self._held: HeldPlan | None = None
+        self._turn_start_ms: float | None = None
+        self._ahead: tuple[Span, StepLayout] | None = None
         self._idle: tuple[StepPlan, float] | None = None
         self._may_interrupt = False
         self._awaited: simpy.Event | None = None
@@ -125,8 +131,10 @@ class DecodeInstance:
         if self._idle is not None:
             self._settle_idle(*self._idle)
         elif self._ahead is not None:
-            opened, layout = self._ahead
-            self._settle(opened, layout.first(bisect_right(layout.ends_ms, end_ms)))
+            span, layout = self._ahead
+            layout.cut(bisect_right(layout.ends_ms, end_ms))
+            self._settle(span, layout)
+        self._loop.finish()
         self._batch.note_unfinished()
         for request in self._queue:
             self._requests.note_produced(request.spec.index, request.remaining)
@@ -146,6 +154,8 @@ class DecodeInstance:
             self._admit()
             if not batch and not self._queue:
                 yield from self._wait_for_requests()
+            elif self._turn_start_ms is not None and not (self._steps_held() and batch.can_grow()):
+                yield from self._call_off_turn(self._turn_start_ms)
             elif batch and batch.can_grow():
                 yield from self._decode()
             else:
@@ -153,6 +163,7 @@ class DecodeInstance:
 
     def _wait_for_requests(self) -> Generator[simpy.Event, Any, None]:
         """Nothing to decode: finetuning has what the plan gives it until a request arrives (or rows come back)."""
+        self._held = None
         plan = self._loop.decide(self._view())
         self._apply_memory(plan)
         self._idle = (plan, self._env.now)
@@ -178,6 +189,7 @@ class DecodeInstance:
     def _make_room(self) -> Generator[simpy.Event, Any, None]:
         """The batch cannot grow, or requests wait before an empty one: wait for rows, ask for rows, or preempt."""
         batch, memory = self._batch, self.memory
+        self._held = None
         if memory is not None:
             if not memory.fences and memory.rows_held > memory.needs.rows_floor:
                 wanted_tokens = len(batch) if batch else self._queue[0].kv_tokens + 1
@@ -193,61 +205,115 @@ class DecodeInstance:
         self._preempted(batch.preempt())
 
     def _decode(self) -> Generator[simpy.Event, Any, None]:
-        """Ask for a plan, lay its steps out, live through them, and settle what really happened."""
-        view = self._view()
-        plan = self._loop.decide(view)
-        opened = self._open(view, plan, self._apply_memory(plan))
-        layout = self._scheduler.lay_out(opened, min(plan.hold.steps, self._batch.steps_left()))
-        self._ahead = (opened, layout)
-        self._may_interrupt = True
-        try:
-            yield self._env.timeout(layout.ends_ms[-1] - opened.start_ms)
-        except simpy.Interrupt:
-            running = min(len(layout.ends_ms) - 1, bisect_left(layout.ends_ms, self._env.now))
-            if opened.turn_budget_ms and layout.in_turn(running, self._env.now):
-                yield from self._call_off_turn(opened, layout.first(running))
-                return
-            layout = layout.first(running + 1)
-            self._ahead = (opened, layout)
-            yield self._env.timeout(max(0.0, layout.ends_ms[-1] - self._env.now))
+        """Lay steps out under the plan in force, or a new one, live through them, and settle what really happened."""
+        held, steps = self._held, self._steps_held()
+        span = self._open(held) if held is not None and steps else self._decide()
+        steps = min(steps or span.held.steps_left, self._batch.steps_left())
+        layout = StepLayout()
+        self._ahead = (span, layout)
+        while not layout.ended and len(layout.ends_ms) < steps:
+            self._scheduler.extend(span, layout, steps - len(layout.ends_ms))
+            self._may_interrupt = True
+            try:
+                yield self._env.timeout(layout.ends_ms[-1] - self._env.now)
+            except simpy.Interrupt:
+                running = min(len(layout.ends_ms) - 1, bisect_left(layout.ends_ms, self._env.now))
+                if span.held.turn_ms and layout.in_turn(running, self._env.now):
+                    layout.cut(running)
+                    self._leave_in_turn(span, layout)
+                    break
+                layout.cut(running + 1)
+                yield self._env.timeout(max(0.0, layout.ends_ms[-1] - self._env.now))
+                break
         self._may_interrupt = False
-        self._settle(opened, layout)
+        self._settle(span, layout)
 
-    def _call_off_turn(self, opened: OpenPlan, done: StepLayout) -> Generator[simpy.Event, Any, None]:
-        """A request arrives before decode is launched: it can still join the step, so plan again at the next unit."""
-        self._settle(opened, done)
-        steps = len(done.ends_ms)
-        start_ms = done.ends_ms[-1] if steps else opened.start_ms + opened.copied_ms
-        used_ms = self._scheduler.call_off_turn(opened, steps, start_ms, self._env.now)
+    def _steps_held(self) -> int:
+        """For how many steps the plan in force can go on with the batch as it is now."""
+        held, batch = self._held, len(self._batch)
+        if held is None or self._queue or not batch:
+            return 0
+        hold = held.plan.hold
+        if hold.batches is None or not hold.batches[0] <= batch <= hold.batches[1]:
+            return 0
+        if hold.most_kv_tokens is None:
+            return held.steps_left
+        return max(0, min(held.steps_left, 1 + (hold.most_kv_tokens - self._batch.kv_tokens) // batch))
+
+    def _decide(self) -> Span:
+        """Ask for a plan at this boundary and put it in force."""
+        job, view = self.job, self._view()
+        plan = self._loop.decide(view)
+        copied_ms = self._apply_memory(plan)
+        split: Split | None = None
+        turn_ms = 0.0
+        if job is not None and job.ready and plan.jobs:
+            split = self._splits[plan.decode_sms] if any(part.sms for part in plan.jobs) else None
+            turn_ms = plan.jobs[0].turn_ms
+        self._held = HeldPlan(plan, split, turn_ms, plan.hold.steps)
+        span = self._open(self._held)
+        span.elapsed_ms, span.copied_ms = view.elapsed_ms, copied_ms
+        span.turned_ms, self._turned_ms = self._turned_ms, 0.0
+        if self.memory is not None and view.waiting:
+            span.fence_ms = self.memory.next_fence_ms()
+        return span
+
+    def _open(self, held: HeldPlan) -> Span:
+        """Steps of the batch as it is now, from this boundary on, or from the one before the turn under way."""
+        start_ms = self._env.now if self._turn_start_ms is None else self._turn_start_ms
+        self._turn_start_ms = None
+        batch, slots = self._batch, self.allocator.slots
+        return Span(
+            held,
+            self._step,
+            start_ms,
+            len(batch),
+            batch.kv_tokens,
+            len(self._queue),
+            slots.rows_in_use,
+            slots.rows_withheld,
+            self.allocator.free_but_unlendable_bytes,
+            self.job.snapshot() if self.job is not None and held.turn_ms else None,
+        )
+
+    def _leave_in_turn(self, span: Span, layout: StepLayout) -> None:
+        """A request arrived in the turn after the steps of ``layout``: remember where that turn began."""
+        if layout.ends_ms:
+            self._turn_start_ms = layout.ends_ms[-1]
+            return
+        self._turn_start_ms = span.start_ms + span.copied_ms
+        self._turned_ms = span.turned_ms
+        if span.elapsed_ms or span.copied_ms:
+            self._held = None
+
+    def _call_off_turn(self, start_ms: float) -> Generator[simpy.Event, Any, None]:
+        """No plan holds with the request that arrived before decode was launched.
+
+        It can still join the step, so the turn that began at ``start_ms`` ends at the next unit, for a new plan.
+        """
+        self._turn_start_ms, self._held = None, None
+        used_ms = self._scheduler.call_off_turn(self._step, start_ms, self._env.now)
         self._turned_ms += used_ms
         yield self._env.timeout(max(0.0, start_ms + used_ms - self._env.now))
 
-    def _open(self, view: StepView, plan: StepPlan, copied_ms: float) -> OpenPlan:
-        job, memory = self.job, self.memory
-        split: Split | None = None
-        turn_budget_ms = 0.0
-        if job is not None and job.ready and plan.jobs:
-            split = self._splits[plan.decode_sms] if any(part.sms for part in plan.jobs) else None
-            turn_budget_ms = plan.jobs[0].turn_ms
-        state = job.snapshot() if job is not None and turn_budget_ms else None
-        fence_ms = memory.next_fence_ms() if memory is not None and view.waiting else None
-        turned_ms, self._turned_ms = self._turned_ms, 0.0
-        return OpenPlan(view, plan, split, self._env.now, copied_ms, turn_budget_ms, turned_ms, state, fence_ms)
-
-    def _settle(self, opened: OpenPlan, layout: StepLayout) -> None:
+    def _settle(self, span: Span, layout: StepLayout) -> None:
         """Make the steps of ``layout`` true: finetune progress, records, tokens, completions."""
-        view = opened.view
         self._ahead = None
-        self._scheduler.settle(opened, layout)
-        if layout.ends_ms:
-            self._recorder.record(opened, layout, self._batch.joined)
-            self._boundary_ms = layout.ends_ms[-1]
-            self._step += len(layout.ends_ms)
-            for request in self._batch.emit(layout.ends_ms):
-                self._requests.complete(request.spec.index, self._boundary_ms / 1000.0)
-                self._finished(request)
+        self._scheduler.settle(span, layout)
+        done = len(layout.ends_ms)
+        if not done:
+            return
+        held = span.held
+        self._recorder.record(span, layout, self._batch.joined)
+        self._boundary_ms = layout.ends_ms[-1]
+        self._step += done
+        held.steps_left = 0 if layout.ended else held.steps_left - done
+        held.fresh = False
+        for request in self._batch.emit(layout.ends_ms):
+            self._requests.complete(request.spec.index, self._boundary_ms / 1000.0)
+            self._finished(request)
         parts = (tuple(layout.latency_ms), tuple(layout.decode_ms), tuple(layout.turn_ms))
-        self._loop.settle(StepResult(self.index, view.step, view.batch, view.kv_tokens, *parts))
+        self._loop.settle(StepResult(self.index, span.step, span.batch, span.kv_tokens, *parts))
 
     def _admit(self) -> None:
         """Take waiting requests in order while slots, the reservation and the batch limit allow."""

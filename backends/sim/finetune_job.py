@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -14,16 +13,11 @@ from harli_core.units import UnitCursor, UnitOrder
 from harli_core.working_set import JobShape
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """Where a job stood; for undoing a look ahead."""
+JobState = tuple[int, int, float, int, float, Any]
+"""Where a job stood, for undoing a look ahead: unit, optimizer steps, fraction, SMs, stall and, unless settled, swaps.
 
-    index: int
-    steps: int
-    fraction: float
-    sms: int
-    stall_ms: float
-    swaps: Any
+A plain tuple, since one is kept for every simulated step with a turn.
+"""
 
 
 class FinetuneJob:
@@ -73,7 +67,7 @@ class FinetuneJob:
 
     def run(self, start_ms: float, duration_ms: float, sms: int, slowdown: float = 1.0) -> None:
         """Work on ``sms`` SMs for ``duration_ms``, each unit ``slowdown`` times longer than alone; units may end up cut."""
-        ends_ms = self._ends(sms)
+        ends_ms = self.ends_ms(sms)
         left_ms = duration_ms / slowdown
         end_ms = start_ms + duration_ms
         while True:
@@ -103,7 +97,7 @@ class FinetuneJob:
 
         Returns the time used. When not one unit would fit, nothing happens and a unit in flight stays so.
         """
-        ends_ms = self._ends(sms)
+        ends_ms = self.ends_ms(sms)
         used_ms = self.in_flight_ms()
         index = self.cursor.index + (1 if used_ms else 0)
         if index == len(self.order):
@@ -146,17 +140,28 @@ class FinetuneJob:
         self._enter(self.cursor.index + 1)
         return used_ms
 
+    def position(self) -> tuple[int, int, float, int, float]:
+        """All of the state but the swaps, in the order of `JobState`."""
+        return self.cursor.index, self.cursor.steps, self.fraction, self.sms, self.stall_ms
+
     def snapshot(self) -> JobState:
         """State for `restore`."""
-        swaps = None if self.swaps.settled else self.swaps.snapshot()
-        return JobState(self.cursor.index, self.cursor.steps, self.fraction, self.sms, self.stall_ms, swaps)
+        return (*self.position(), None if self.swaps.settled else self.swaps.snapshot())
 
     def restore(self, state: JobState) -> None:
         """Be again where the snapshot was taken."""
-        self.cursor.index, self.cursor.steps = state.index, state.steps
-        self.fraction, self.sms, self.stall_ms = state.fraction, state.sms, state.stall_ms
-        if state.swaps is not None:
-            self.swaps.restore(state.swaps)
+        self.cursor.index, self.cursor.steps, self.fraction, self.sms, self.stall_ms, swaps = state
+        if swaps is not None:
+            self.swaps.restore(swaps)
+
+    def ends_ms(self, sms: int) -> list[float]:
+        """Start of each unit, and the end of the last, if the whole optimizer step ran alone on ``sms`` SMs."""
+        known = self._ends_ms.get(sms)
+        if known is None:
+            durations = {kind: self._unit_ms(kind, sms) for kind in ("forward", "head_loss", "backward", "optimizer")}
+            known = [0.0, *accumulate(durations[unit.kind] for unit in self.order.units)]
+            self._ends_ms[sms] = known
+        return known
 
     def _enter(self, index: int) -> None:
         """Go to the start of unit ``index``."""
@@ -168,17 +173,8 @@ class FinetuneJob:
         return self.swaps.ready_ms(self.cursor.unit.walk, now_ms) - now_ms
 
     def _duration_ms(self, index: int, sms: int) -> float:
-        ends_ms = self._ends(sms)
+        ends_ms = self.ends_ms(sms)
         return ends_ms[index + 1] - ends_ms[index]
-
-    def _ends(self, sms: int) -> list[float]:
-        """Start of each unit, and the end of the last, if the whole optimizer step ran alone on ``sms`` SMs."""
-        known = self._ends_ms.get(sms)
-        if known is None:
-            durations = {kind: self._unit_ms(kind, sms) for kind in ("forward", "head_loss", "backward", "optimizer")}
-            known = [0.0, *accumulate(durations[unit.kind] for unit in self.order.units)]
-            self._ends_ms[sms] = known
-        return known
 
     def _walk_ends(self) -> list[int]:
         """For each unit, the index after the last unit of its walk position."""

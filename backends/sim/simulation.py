@@ -44,7 +44,8 @@ class SimSettings:
     """Everything about a run that is neither a policy nor a device.
 
     ``horizon_s`` ends the run early (`None`: when every request is done). ``prefill_gpus`` of 0 sends requests straight
-    to decode, their prompts' KV taken as arrived.
+    to decode, their prompts' KV taken as arrived. ``exact_steps`` gives every step an event of its own; the results are
+    the same.
     """
 
     qos_ms: float
@@ -53,6 +54,7 @@ class SimSettings:
     router: RouterName
     lending: Literal["alias", "remap"]
     horizon_s: float | None
+    exact_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class Simulation:
             reservation=reservation,
             job=job,
             job_memory=memory,
-            limits=InstanceLimits(self._settings.max_batch, self._settings.qos_ms),
+            limits=InstanceLimits(self._settings.max_batch, self._settings.qos_ms, self._settings.exact_steps),
             requests=self._requests,
             steps=self._steps,
             preempted=self._again,

@@ -4,142 +4,185 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from backends.sim.device_model import DeviceModel
 from backends.sim.finetune_job import FinetuneJob, JobState
-from harli_core.types import Split, StepPlan, StepView
+from backends.sim.turns import Turn, take_turns
+from harli_core.types import Split, StepPlan
+
+
+STEPS_AHEAD, TURNS_AHEAD = 64, 8
+"""Steps laid out for one event of the simulation: without turns a step costs little, with turns it is worth less to lay
+out one that an arrival then undoes."""
 
 
 @dataclass(slots=True)
-class OpenPlan:
-    """The plan under which steps are laid out, and where things stood at ``start_ms`` when they were.
+class HeldPlan:
+    """A plan that is in force for ``steps_left`` steps more.
 
-    ``split`` is what decode shares (`None`: nothing runs beside it). ``copied_ms`` went to compaction first. ``job`` is
-    the job's state at ``start_ms`` where the plan has turns; ``turned_ms`` of the first step's turn were over before.
-    Rows that somebody waits for come back at ``fence_ms``.
+    ``split`` is what decode shares (`None`: nothing runs beside it), ``turn_ms`` what finetuning has before each step.
     """
 
-    view: StepView
     plan: StepPlan
     split: Split | None
+    turn_ms: float
+    steps_left: int
+    fresh: bool = True
+
+
+@dataclass(slots=True)
+class Span:
+    """Steps of one batch under one plan, and where things stood at ``start_ms``, before the first of them.
+
+    Of the first step's latency ``elapsed_ms`` had passed by then, of its turn ``turned_ms``; ``copied_ms`` go to
+    compaction first. ``job`` is the job's state at ``start_ms`` where the plan has turns. Rows that somebody waits for
+    come back at ``fence_ms``.
+    """
+
+    held: HeldPlan
+    step: int
     start_ms: float
-    copied_ms: float
-    turn_budget_ms: float
-    turned_ms: float
+    batch: int
+    kv_tokens: int
+    waiting: int
+    rows_kv: int
+    rows_lent: int
+    unlendable_bytes: int
     job: JobState | None
-    fence_ms: float | None
+    elapsed_ms: float = 0.0
+    copied_ms: float = 0.0
+    turned_ms: float = 0.0
+    fence_ms: float | None = None
 
 
 @dataclass(slots=True)
 class StepLayout:
-    """Steps laid out ahead; ``ends_ms`` are their boundaries, the job has been moved through ``moved`` of them."""
+    """Steps laid out ahead; ``ends_ms`` are their boundaries, ``states`` the job's there where the plan has turns.
 
-    decode_ms: list[float]
-    latency_ms: list[float]
-    turn_ms: list[float]
-    ends_ms: list[float]
-    moved: int = 0
+    ``ended``: with the last of them the plan no longer holds.
+    """
+
+    decode_ms: list[float] = field(default_factory=list)
+    latency_ms: list[float] = field(default_factory=list)
+    turn_ms: list[float] = field(default_factory=list)
+    ends_ms: list[float] = field(default_factory=list)
+    states: list[JobState] = field(default_factory=list)
+    ended: bool = False
 
     def in_turn(self, step: int, now_ms: float) -> bool:
         """Whether at ``now_ms``, within ``step``, decode has not been launched yet."""
         return now_ms < self.ends_ms[step] - self.decode_ms[step]
 
-    def first(self, count: int) -> StepLayout:
-        """The first ``count`` steps; the job has still been moved through ``moved``."""
-        if count == len(self.ends_ms):
-            return self
-        return StepLayout(
-            self.decode_ms[:count], self.latency_ms[:count], self.turn_ms[:count], self.ends_ms[:count], self.moved
-        )
+    def cut(self, count: int) -> None:
+        """Keep the first ``count`` steps."""
+        if count < len(self.ends_ms):
+            self.ended = False
+            for column in (self.decode_ms, self.latency_ms, self.turn_ms, self.ends_ms, self.states):
+                del column[count:]
 
 
 class StepScheduler:
     """Lays steps out for one instance, and later makes the job's state true for those that really happened.
 
     Without turns the job has no say in the boundaries, so it is moved once, when the steps are settled. With turns it
-    is moved through each step as it is laid out, and back again for steps that do not happen.
+    is moved through each step as it is laid out, and put back for steps that do not happen.
     """
 
-    def __init__(self, index: int, device: DeviceModel, job: FinetuneJob | None) -> None:
-        """``index`` is the instance's; it selects the noise."""
+    def __init__(self, index: int, device: DeviceModel, job: FinetuneJob | None, exact_steps: bool) -> None:
+        """``index`` is the instance's; it selects the noise. ``exact_steps``: lay out one step at a time."""
         self._index = index
         self._device = device
         self._job = job
         self._total_sms = device.capabilities.total_sms
+        self._exact_steps = exact_steps
 
-    def lay_out(self, opened: OpenPlan, count: int) -> StepLayout:
-        """At most ``count`` steps: fewer where the hold's bound breaks or rows come back (that step still counts)."""
-        view, plan, job = opened.view, opened.plan, self._job
-        decode_ms = self._device.decode_ms(
-            self._index, view.step, view.batch, view.kv_tokens, count, plan.decode_sms, opened.split
-        )
-        if job is not None and opened.turn_budget_ms:
-            layout = self._with_turns(job, opened, decode_ms)
+    def extend(self, span: Span, layout: StepLayout, count: int) -> None:
+        """Lay out some of the next ``count`` steps: up to the plan's end (hold's bound broken, rows back) at most."""
+        held, done = span.held, len(layout.ends_ms)
+        count = min(count, 1 if self._exact_steps else TURNS_AHEAD if held.turn_ms else STEPS_AHEAD)
+        plan, job, batch = held.plan, self._job, span.batch
+        step, kv_tokens = span.step + done, span.kv_tokens + done * batch
+        decode_ms = self._device.decode_ms(self._index, step, batch, kv_tokens, count, plan.decode_sms, held.split)
+        start_ms = layout.ends_ms[-1] if done else span.start_ms
+        if job is not None and held.turn_ms:
+            self._with_turns(job, span, layout, start_ms, decode_ms)
         else:
-            waited_ms = opened.copied_ms
-            if job is not None and job.sms and job.sms + plan.decode_sms > self._total_sms:
-                waited_ms += job.finish_unit()
             latency_ms = decode_ms.copy()
-            latency_ms[0] += waited_ms
-            ends_ms = list(accumulate(latency_ms, initial=opened.start_ms))[1:]
-            latency_ms[0] += view.elapsed_ms
-            layout = StepLayout(decode_ms, latency_ms, [0.0] * count, ends_ms)
-            layout.turn_ms[0] = opened.turned_ms
-        limit_ms, fence_ms = plan.hold.max_step_ms, opened.fence_ms
-        valid = len(layout.ends_ms)
-        if limit_ms is not None and max(layout.latency_ms) > limit_ms:
-            valid = next(index for index, ms in enumerate(layout.latency_ms, start=1) if ms > limit_ms)
-        if fence_ms is not None:
-            valid = min(valid, bisect_left(layout.ends_ms, fence_ms) + 1)
-        return layout.first(valid)
+            turn_ms = [0.0] * count
+            if not done:
+                waited_ms = span.copied_ms
+                if job is not None and job.sms and job.sms + plan.decode_sms > self._total_sms:
+                    waited_ms += job.finish_unit()
+                latency_ms[0] += waited_ms
+                turn_ms[0] = span.turned_ms
+            layout.ends_ms.extend(list(accumulate(latency_ms, initial=start_ms))[1:])
+            if not done:
+                latency_ms[0] += span.elapsed_ms
+            layout.decode_ms.extend(decode_ms)
+            layout.latency_ms.extend(latency_ms)
+            layout.turn_ms.extend(turn_ms)
+        self._end_where_the_hold_does(span, layout, done)
 
-    def settle(self, opened: OpenPlan, layout: StepLayout) -> None:
+    def settle(self, span: Span, layout: StepLayout) -> None:
         """The steps of ``layout``, perhaps fewer than were laid out, have happened: move the job through just these."""
-        job, done = self._job, len(layout.ends_ms)
-        if job is not None and opened.job is not None:
-            if done < layout.moved:
-                job.restore(opened.job)
-                self._with_turns(job, opened, layout.decode_ms)
-        elif job is not None and opened.split is not None and done:
-            slowdown = self._device.unit_slowdown(opened.split, opened.view.batch)
+        job, done, split = self._job, len(layout.ends_ms), span.held.split
+        if job is None:
+            return
+        if span.job is not None:
+            job.restore(layout.states[-1] if done else span.job)
+        elif split is not None and done:
+            slowdown = self._device.unit_slowdown(split, span.batch)
             decode_ms = sum(layout.decode_ms)
-            job.run(layout.ends_ms[-1] - decode_ms, decode_ms, opened.split.finetune_sms, slowdown)
+            job.run(layout.ends_ms[-1] - decode_ms, decode_ms, split.finetune_sms, slowdown)
 
-    def call_off_turn(self, opened: OpenPlan, steps: int, start_ms: float, now_ms: float) -> float:
-        """In the turn after ``steps`` whole steps, begun at ``start_ms``, a request arrives at ``now_ms``: end it.
+    def call_off_turn(self, step: int, start_ms: float, now_ms: float) -> float:
+        """In the turn before ``step``, begun at ``start_ms``, a request arrives at ``now_ms``: end it at the next unit.
 
-        The job has been settled up to ``start_ms``; it goes on to the end of the unit that runs. Returns the time used.
+        The job has been settled up to ``start_ms``. Returns the time used.
         """
         assert self._job is not None, "a turn belongs to a job"
-        ratio = self._device.turn_noise(self._index, opened.view.step + steps, 1)[0]
+        ratio = self._device.turn_noise(self._index, step, 1)[0]
         return ratio * self._job.turn_past(start_ms, (now_ms - start_ms) / ratio, self._total_sms)
 
-    def _with_turns(self, job: FinetuneJob, opened: OpenPlan, decode_ms: Sequence[float]) -> StepLayout:
+    def _with_turns(
+        self, job: FinetuneJob, span: Span, layout: StepLayout, start_ms: float, decode_ms: list[float]
+    ) -> None:
         """Steps that begin with a turn of whole units; decode waits for a unit that still runs on SMs that it takes."""
-        plan, split, view = opened.plan, opened.split, opened.view
-        slowdown = self._device.unit_slowdown(split, view.batch) if split is not None else 1.0
-        noise = self._device.turn_noise(self._index, view.step, len(decode_ms))
-        limit_ms = math.inf if plan.hold.max_step_ms is None else plan.hold.max_step_ms
-        now_ms, elapsed_ms, waited_ms = opened.start_ms, view.elapsed_ms, opened.copied_ms
-        turned_ms = opened.turned_ms
-        layout = StepLayout([], [], [], [])
-        for step_ms, ratio in zip(decode_ms, noise, strict=True):
-            turn_ms = job.turn(now_ms + waited_ms, opened.turn_budget_ms, self._total_sms) * ratio
-            if job.sms and plan.decode_sms + job.sms > self._total_sms:
-                waited_ms += job.finish_unit()
-            if split is not None:
-                job.run(now_ms + waited_ms + turn_ms, step_ms, split.finetune_sms, slowdown)
-            spent_ms = waited_ms + turn_ms + step_ms
-            now_ms += spent_ms
-            layout.decode_ms.append(step_ms)
-            layout.latency_ms.append(elapsed_ms + spent_ms)
-            layout.turn_ms.append(turned_ms + turn_ms)
-            layout.ends_ms.append(now_ms)
-            if elapsed_ms + spent_ms > limit_ms:
-                break
-            elapsed_ms = waited_ms = turned_ms = 0.0
-        layout.moved = len(layout.ends_ms)
-        return layout
+        held, done = span.held, len(layout.ends_ms)
+        split = held.split
+        turn = Turn(
+            budget_ms=held.turn_ms,
+            total_sms=self._total_sms,
+            decode_sms=held.plan.decode_sms,
+            beside_sms=split.finetune_sms if split is not None else 0,
+            slowdown=self._device.unit_slowdown(split, span.batch) if split is not None else 1.0,
+        )
+        copied_ms = 0.0 if done else span.copied_ms
+        noise = self._device.turn_noise(self._index, span.step + done, len(decode_ms))
+        taken = take_turns(job, turn, start_ms + copied_ms, decode_ms, noise)
+        taken.waited_ms[0] += copied_ms
+        latency_ms = [
+            waited + turn + step
+            for waited, turn, step in zip(taken.waited_ms, taken.turn_ms, decode_ms, strict=True)
+        ]
+        layout.ends_ms.extend(list(accumulate(latency_ms, initial=start_ms))[1:])
+        if not done:
+            latency_ms[0] += span.elapsed_ms
+            taken.turn_ms[0] += span.turned_ms
+        layout.decode_ms.extend(decode_ms)
+        layout.latency_ms.extend(latency_ms)
+        layout.turn_ms.extend(taken.turn_ms)
+        layout.states.extend(taken.states)
+
+    def _end_where_the_hold_does(self, span: Span, layout: StepLayout, done: int) -> None:
+        """Cut what lies behind the first step over the hold's bound, or behind the return of rows."""
+        limit_ms, valid = span.held.plan.hold.max_step_ms, math.inf
+        if limit_ms is not None and max(layout.latency_ms[done:]) > limit_ms:
+            valid = next(index for index, ms in enumerate(layout.latency_ms, start=1) if ms > limit_ms)
+        if span.fence_ms is not None:
+            valid = min(valid, bisect_left(layout.ends_ms, span.fence_ms) + 1)
+        if valid <= len(layout.ends_ms):
+            layout.cut(int(valid))
+            layout.ended = True

@@ -9,9 +9,8 @@ from backends.sim.device_model import DeviceModel
 from backends.sim.finetune_job import FinetuneJob
 from backends.sim.job_memory import JobMemory
 from backends.sim.request import SimRequest
-from backends.sim.step_layout import OpenPlan, StepLayout
+from backends.sim.step_layout import Span, StepLayout
 from harli_core.records import StepBook
-from harli_core.types import StepView
 
 
 class StepRecorder:
@@ -34,46 +33,47 @@ class StepRecorder:
         self._book = book
         self._qos_ms = qos_ms
 
-    def record(self, opened: OpenPlan, layout: StepLayout, joined: Sequence[SimRequest]) -> None:
+    def record(self, span: Span, layout: StepLayout, joined: Sequence[SimRequest]) -> None:
         """Keep the steps of ``layout`` (at least one); ``joined`` requests decode in them for the first time here."""
-        view, plan, split = opened.view, opened.plan, opened.split
+        held = span.held
+        plan, split = held.plan, held.split
         first_ms = layout.ends_ms[0]
         gaps_ms = [first_ms - request.last_token_ms for request in joined if request.last_token_ms is not None]
-        span = (
+        columns = (
             self._index,
-            view.step,
-            view.batch,
+            span.step,
+            span.batch,
             len(joined),
-            view.kv_tokens,
-            view.waiting,
+            span.kv_tokens,
+            span.waiting,
             plan.decode_sms,
             split.finetune_sms if split is not None else 0,
-            view.memory.rows_kv,
-            view.memory.rows_lent,
+            span.rows_kv,
+            span.rows_lent,
             self._memory.resident_layers if self._memory is not None else 0,
-            view.memory.free_but_unlendable_bytes,
-            (opened.start_ms - view.elapsed_ms) / 1000.0,
-            opened.turn_budget_ms,
-            plan.predicted_ms if plan.predicted_ms is not None else math.nan,
+            span.unlendable_bytes,
+            (span.start_ms - span.elapsed_ms) / 1000.0,
+            held.turn_ms,
+            plan.predicted_ms if held.fresh and plan.predicted_ms is not None else math.nan,
             self._job.progress_tokens if self._job is not None else 0.0,
         )
-        self._book.add(span, layout.latency_ms, layout.decode_ms, layout.turn_ms, gaps_ms)
-        self._device.count_steps(view.batch, view.kv_tokens, len(layout.ends_ms), plan.decode_sms, split)
+        self._book.add(columns, layout.latency_ms, layout.decode_ms, layout.turn_ms, gaps_ms)
+        self._device.count_steps(span.batch, span.kv_tokens, len(layout.ends_ms), plan.decode_sms, split)
         if max(layout.latency_ms) > self._qos_ms:
-            self._judge(view, layout.latency_ms)
+            self._judge(span, layout.latency_ms)
 
     def record_idle(self, duration_ms: float, finetune_sms: int) -> None:
         """Keep a time without requests."""
         self._book.idle_s += duration_ms / 1000.0
         self._book.idle_finetune_sm_s += finetune_sms * duration_ms / 1000.0
 
-    def _judge(self, view: StepView, latency_ms: Sequence[float]) -> None:
+    def _judge(self, span: Span, latency_ms: Sequence[float]) -> None:
         """Split violations into those that decode alone would have had and those that finetuning caused."""
         for index, ms in enumerate(latency_ms):
             if ms <= self._qos_ms:
                 continue
-            kv_tokens = view.kv_tokens + index * view.batch
-            alone_ms = self._device.alone_ms(self._index, view.step + index, view.batch, kv_tokens)
+            kv_tokens = span.kv_tokens + index * span.batch
+            alone_ms = self._device.alone_ms(self._index, span.step + index, span.batch, kv_tokens)
             if self._job is None or alone_ms > self._qos_ms:
                 self._book.solo_violations += 1
             else:

@@ -24,8 +24,6 @@ class LatencyMonitor:
         ]
         self._alone = ResidualRing(profile.tail.solo, quantile, window_steps)
         self._choice = WHOLE_CHIP
-        self._first_ms = 0.0
-        self._growth_ms = 0.0
         self._finetuning = False
 
     def ring(self, choice: int) -> ResidualRing:
@@ -33,24 +31,26 @@ class LatencyMonitor:
         return self._alone if choice == WHOLE_CHIP else self._shared[choice]
 
     def expect(self, choice: int, batch: int, kv_tokens: int, finetuning: bool) -> float:
-        """Remember what the coming steps of ``choice`` should take; returns the first one's corrected decode latency.
-
-        Predictions are lines in the KV tokens, which grow by ``batch`` a step.
-        """
-        lines = self._predictor.lines(batch)
-        fixed_ms, token_ms = lines.whole_chip if choice == WHOLE_CHIP else lines.colocated[choice]
+        """Remember what the coming steps of ``choice`` are; returns the first one's corrected decode latency."""
         self._choice = choice
-        self._first_ms = fixed_ms + token_ms * kv_tokens
-        self._growth_ms = token_ms * batch
         self._finetuning = finetuning
-        return self._first_ms * self.ring(choice).centre
+        fixed_ms, token_ms = self._line(batch)
+        return (fixed_ms + token_ms * kv_tokens) * self.ring(choice).centre
 
     def observe(self, result: StepResult) -> None:
-        """Add the ratios of measured to predicted decode latency, and show the latencies to the guard."""
+        """Add the ratios of measured to predicted decode latency, and show the latencies to the guard.
+
+        Predictions are lines in the KV tokens, which grow by the batch in every step.
+        """
         if not result.decode_ms:
             return
-        predicted_ms, growth_ms = self._first_ms, self._growth_ms
+        fixed_ms, token_ms = self._line(result.batch)
+        predicted_ms, growth_ms = fixed_ms + token_ms * result.kv_tokens, token_ms * result.batch
         self.ring(self._choice).add(
             [decode_ms / (predicted_ms + growth_ms * step) for step, decode_ms in enumerate(result.decode_ms)]
         )
         self.guard.observe(result.latency_ms, self._finetuning)
+
+    def _line(self, batch: int) -> tuple[float, float]:
+        lines = self._predictor.lines(batch)
+        return lines.whole_chip if self._choice == WHOLE_CHIP else lines.colocated[self._choice]

@@ -1,0 +1,117 @@
+"""Consecutive steps that begin with a turn of finetuning: where the job stands after each of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backends.sim.finetune_job import FinetuneJob, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a plan gives a job in every step: ``budget_ms`` on the whole chip, then ``beside_sms`` while decode runs.
+
+    ``decode_sms`` of ``total_sms`` are decode's; it waits for a unit that still runs on one of them. Beside decode a
+    unit takes ``slowdown`` times longer than alone.
+    """
+
+    budget_ms: float
+    total_sms: int
+    decode_sms: int
+    beside_sms: int
+    slowdown: float
+
+
+@dataclass(slots=True)
+class TurnSteps:
+    """One entry a step: the turn's length, the wait for a unit on decode's SMs, where the job stands at its end."""
+
+    turn_ms: list[float]
+    waited_ms: list[float]
+    states: list[JobState]
+
+
+def take_turns(
+    job: FinetuneJob, turn: Turn, now_ms: float, decode_ms: Sequence[float], noise: Sequence[float]
+) -> TurnSteps:
+    """Move ``job`` from ``now_ms`` on through a step for each of ``decode_ms``; ``noise`` scales the real turns."""
+    steps = TurnSteps([], [], [])
+    for done, (step_ms, ratio) in enumerate(zip(decode_ms, noise, strict=True)):
+        if job.swaps.settled:
+            _resident(job, turn, decode_ms[done:], noise[done:], steps)
+            break
+        turn_ms = job.turn(now_ms, turn.budget_ms, turn.total_sms) * ratio
+        waited_ms = 0.0
+        if job.sms and turn.decode_sms + job.sms > turn.total_sms:
+            waited_ms = job.finish_unit()
+        if turn.beside_sms:
+            job.run(now_ms + waited_ms + turn_ms, step_ms, turn.beside_sms, turn.slowdown)
+        now_ms += waited_ms + turn_ms + step_ms
+        steps.turn_ms.append(turn_ms)
+        steps.waited_ms.append(waited_ms)
+        steps.states.append(job.snapshot())
+    return steps
+
+
+def _resident(
+    job: FinetuneJob, turn: Turn, decode_ms: Sequence[float], noise: Sequence[float], steps: TurnSteps
+) -> None:
+    """The same as `FinetuneJob.turn`, `finish_unit` and `run` step by step, for a job that no swap can hold up.
+
+    Most simulated time passes here, so the job's position is kept in local variables.
+    """
+    whole_ms, beside_ms = job.ends_ms(turn.total_sms), job.ends_ms(turn.beside_sms or turn.total_sms)
+    budget_ms, beside_sms, slowdown, size = turn.budget_ms, turn.beside_sms, turn.slowdown, len(job.order)
+    spare_sms = turn.total_sms - turn.decode_sms
+    index, done_steps, fraction, sms, stall_ms = job.position()
+    for step_ms, ratio in zip(decode_ms, noise, strict=True):
+        used_ms = 0.0
+        if fraction:
+            ends_ms = job.ends_ms(sms)
+            used_ms = (1.0 - fraction) * (ends_ms[index + 1] - ends_ms[index])
+            following = index + 1 if index + 1 < size else 0
+        else:
+            following = index
+        if used_ms + whole_ms[following + 1] - whole_ms[following] > budget_ms:
+            turn_ms = 0.0
+        else:
+            if fraction:
+                done_steps += following == 0
+                index, fraction, sms = following, 0.0, 0
+            while True:
+                reached = bisect_right(whole_ms, whole_ms[index] + budget_ms - used_ms, index) - 1
+                if reached <= index:
+                    break
+                used_ms += whole_ms[reached] - whole_ms[index]
+                if reached < size:
+                    index = reached
+                    break
+                index = 0
+                done_steps += 1
+            turn_ms = used_ms * ratio
+        waited_ms = 0.0
+        if sms > spare_sms:
+            ends_ms = job.ends_ms(sms)
+            waited_ms = (1.0 - fraction) * (ends_ms[index + 1] - ends_ms[index])
+            index, fraction, sms = index + 1, 0.0, 0
+            if index == size:
+                index = 0
+                done_steps += 1
+        if beside_sms:
+            left_ms = step_ms / slowdown
+            while True:
+                there_ms = beside_ms[index] + fraction * (beside_ms[index + 1] - beside_ms[index]) + left_ms
+                if there_ms < beside_ms[size]:
+                    break
+                left_ms = max(0.0, there_ms - beside_ms[size])
+                index, fraction = 0, 0.0
+                done_steps += 1
+            index = bisect_right(beside_ms, there_ms, index) - 1
+            fraction = (there_ms - beside_ms[index]) / (beside_ms[index + 1] - beside_ms[index])
+            sms = beside_sms if fraction else 0
+        steps.turn_ms.append(turn_ms)
+        steps.waited_ms.append(waited_ms)
+        steps.states.append((index, done_steps, fraction, sms, stall_ms, None))
+    job.restore((index, done_steps, fraction, sms, stall_ms, None))
