@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Slots = NDArray[np.int32]
 """Token slot indices: ``row * row_tokens + offset``."""
 
-LOOK_AHEAD_TOKENS = 256
-"""Free slots to find in advance of need."""
+LOOK_AHEAD_TOKENS = 1024
+"""Slots to search in advance of need."""
 
 
 class TokenSlots:
@@ -187,15 +187,14 @@ class TokenSlots:
         return ahead[:tokens].copy()
 
     def _look_ahead(self, tokens: int) -> Slots:
-        """At least the lowest ``tokens`` free slots, and those in the rest of their rows and in a few more."""
-        first = self._lowest >> self._row_shift
-        width = 64 + (4 * tokens >> self._row_shift)  # rows looked at; the answer is near unless the grid is full
-        reach = self._row_free[first : first + width].cumsum()
-        while reach[-1] < tokens:
-            width *= 8
-            reach = self._row_free[first : first + width].cumsum()
-        end = first + 1 + int(reach.searchsorted(min(int(reach[-1]), tokens + LOOK_AHEAD_TOKENS)))
-        return (self._free[self._lowest : end << self._row_shift].nonzero()[0] + self._lowest).astype(np.int32)
+        """At least the lowest ``tokens`` free slots, and some more; they are near unless the grid is almost full."""
+        near = self._free[self._lowest : self._lowest + tokens + LOOK_AHEAD_TOKENS].nonzero()[0]
+        if near.size < tokens:
+            first = self._lowest >> self._row_shift
+            reach = self._row_free[first:].cumsum()
+            end = first + 1 + int(reach.searchsorted(tokens))
+            near = self._free[self._lowest : end << self._row_shift].nonzero()[0]
+        return (near + self._lowest).astype(np.int32)
 
     def _slots_where(self, mask: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slot indices of the true entries of ``mask``, whose line ``i`` is row ``rows[i]``."""
@@ -222,24 +221,26 @@ class TokenSlots:
     def _give_back(self, slots: Slots) -> bool:
         """Mark ``slots`` as free; says `False`, having changed nothing, unless each was in use and is given once.
 
-        The count of free slots in the range rises by as many as were given only if all of them were taken and differ.
+        All of them were taken, so if they differ, the rows' count of free slots rises by as many as were given.
         """
-        lowest, highest = int(slots.min()), int(slots.max())
-        if lowest < self.pinned_tokens or highest >= self._free.size:
-            return False
-        first_row, last_row = lowest >> self._row_shift, highest >> self._row_shift
         rows = slots >> self._row_shift
+        try:
+            counts = np.bincount(rows)
+        except ValueError:  # a negative slot
+            return False
+        lowest, last_row = int(slots.min()), counts.size - 1
+        if lowest < self.pinned_tokens or last_row >= self.geometry.rows or self._free[slots].any():
+            return False
+        first_row = lowest >> self._row_shift
+        counts = counts[first_row:]
         if np.count_nonzero(self._withheld[first_row : last_row + 1]) and self._withheld[rows].any():
             return False
-        region = self._free[lowest : highest + 1]
-        before = region.copy()
         self._free[slots] = True
-        if np.count_nonzero(region) - np.count_nonzero(before) != slots.size:
-            region[:] = before
+        row_free = self._row_free[first_row : last_row + 1] + counts
+        if np.count_nonzero(self._free_by_row[first_row : last_row + 1]) != int(row_free.sum()):
+            self._free[slots] = False
             return False
-        counts = np.bincount(rows - first_row)
-        row_free = self._row_free[first_row : last_row + 1]
-        row_free += counts
+        self._row_free[first_row : last_row + 1] = row_free
         self._rows_in_use -= int(np.count_nonzero((row_free == self.geometry.row_tokens) & (counts > 0)))
         self._free_tokens += slots.size
         self._lowest = min(self._lowest, lowest)
