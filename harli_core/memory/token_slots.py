@@ -223,22 +223,22 @@ class TokenSlots:
 
         All of them were taken, so if they differ, the rows' count of free slots rises by as many as were given.
         """
-        rows = slots >> self._row_shift
-        try:
-            counts = np.bincount(rows)
-        except ValueError:  # a negative slot
+        index = slots.astype(np.int64)  # what numpy looks up fastest
+        lowest = int(index.min())
+        if lowest < self.pinned_tokens:
             return False
-        lowest, last_row = int(slots.min()), counts.size - 1
-        if lowest < self.pinned_tokens or last_row >= self.geometry.rows or self._free[slots].any():
+        counts = np.bincount(index >> self._row_shift)
+        first_row, last_row = lowest >> self._row_shift, counts.size - 1
+        if last_row >= self.geometry.rows or np.count_nonzero(self._free[index]):
             return False
-        first_row = lowest >> self._row_shift
         counts = counts[first_row:]
-        if np.count_nonzero(self._withheld[first_row : last_row + 1]) and self._withheld[rows].any():
+        withheld = self._withheld[first_row : last_row + 1]
+        if np.count_nonzero(withheld) and np.count_nonzero(counts[withheld]):
             return False
-        self._free[slots] = True
+        self._free[index] = True
         row_free = self._row_free[first_row : last_row + 1] + counts
         if np.count_nonzero(self._free_by_row[first_row : last_row + 1]) != int(row_free.sum()):
-            self._free[slots] = False
+            self._free[index] = False
             return False
         self._row_free[first_row : last_row + 1] = row_free
         self._rows_in_use -= int(np.count_nonzero((row_free == self.geometry.row_tokens) & (counts > 0)))
