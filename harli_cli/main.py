@@ -92,6 +92,10 @@ def run(
         bool | None, typer.Option("--share-weights", help="Finetune on the served model's own weights: no window.")
     ] = None,
     horizon_s: Annotated[float | None, typer.Option(help="Stop at this simulated time [default: all done].")] = None,
+    exact_steps: Annotated[
+        bool | None,
+        typer.Option("--exact-steps", help="An event for every decode step: slower, with the same results."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random [default: 0].")] = None,
     config: Annotated[
         Path | None,
@@ -132,6 +136,7 @@ def run(
         "lora_rank": lora_rank,
         "share_weights": share_weights,
         "horizon_s": horizon_s,
+        "exact_steps": exact_steps,
         "seed": seed,
     }
     if no_prefill and prefill_gpus:

@@ -163,6 +163,7 @@ class Scenario:
                 router=config.router,
                 lending=config.lending,
                 horizon_s=config.horizon_s,
+                exact_steps=config.exact_steps,
             ),
             sink=sink,
             progress=progress,

@@ -59,6 +59,8 @@ class RunConfig(BaseModel):
     lora_rank: PositiveInt = 16
     share_weights: bool = False
     """The finetuned model is the served one and uses its weights: no window, no swaps."""
+    exact_steps: bool = False
+    """An event for every simulated step, instead of advancing many together; the results are the same."""
     horizon_s: PositiveFloat | None = None
     """End the run at this time; `None`: when every request is done."""
     seed: Annotated[int, Field(ge=0)] = 0

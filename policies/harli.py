@@ -14,7 +14,8 @@ from harli_core.types import Hold, StepPlan, StepResult, StepView
 class Harli:
     """Shares SMs by prediction (paper section 6), corrected online; no turns.
 
-    ``hold_steps`` bounds how long one answer is kept while nothing changes; predictions are for the last of these steps.
+    ``hold_steps`` bounds how long one answer is kept while the batch changes little; predictions are for the heaviest step
+    that the hold allows.
     A finer split (more SMs for decode) is taken at once, a coarser one only when it fits with ``hysteresis`` to spare.
     """
 

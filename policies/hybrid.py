@@ -18,8 +18,8 @@ class Hybrid:
     the queue would never drain (batch = rate x step latency).
 
     ``margin`` of the target is kept back for what no prediction covers (units that overrun, switches), ``quantile`` is
-    that of the residuals, ``hold_steps`` how long an answer is kept while nothing changes, and a different choice must
-    be better by ``hysteresis`` to replace the last one.
+    that of the residuals, ``hold_steps`` how long an answer is kept while the batch changes little, and a different
+    choice must be better by ``hysteresis`` to replace the last one.
     """
 
     serves = True
@@ -52,15 +52,12 @@ class Hybrid:
             return first_job_plan(view, rows, Hold(1, None), total_sms, idle_sms)
         hold, best = self._held_pace(view)
         choice = WHOLE_CHIP if best is None else best.choice
-        decode_sms = total_sms if choice == WHOLE_CHIP else context.capabilities.splits[choice].decode_sms
+        decode_sms, finetune_sms = self._partitions(choice)
         spent_ms = self._spent_ms(view, decode_sms)
         decode_ms = self._monitor.expect(choice, view.batch, view.kv_tokens, finetuning=best is not None)
         if best is None:
             return first_job_plan(view, rows, hold, total_sms, 0, 0.0, spent_ms + decode_ms)
         self._last = choice
-        if spent_ms:
-            hold = Hold(1, context.qos_ms)
-        finetune_sms = 0 if choice == WHOLE_CHIP else context.capabilities.splits[choice].finetune_sms
         predicted_ms = spent_ms + best.turn_ms + decode_ms
         return first_job_plan(view, rows, hold, decode_sms, finetune_sms, best.turn_ms, predicted_ms)
 
@@ -69,34 +66,45 @@ class Hybrid:
         self._monitor.observe(result)
 
     def _held_pace(self, view: StepView) -> tuple[Hold, Pace | None]:
-        """The best pace for a while in which requests may join and leave, or for just this batch if there is none."""
-        steps, guard = self._hold_steps, self._monitor.guard
+        """The best pace for a while in which requests may join and leave, or for just this batch if there is none.
+
+        Time that is gone before a step is gone for that step only, so then the pace is for one step.
+        """
+        steps, guard, qos_ms = self._hold_steps, self._monitor.guard, self._context.qos_ms
         if view.jobs and not view.waiting and not guard.paused:
             for roomy in (RoomyHold.of, RoomyHold.exact):
-                room = roomy(view, steps, self._context.qos_ms)
-                heaviest = self._context.predictor.predict(room.batch, room.kv_tokens)
-                best = self._best(view, heaviest.whole_chip_ms, heaviest.colocated_ms)
+                room = roomy(view, steps, qos_ms)
+                best = self._best(view, room)
+                if best is not None and self._spent_ms(view, self._partitions(best.choice)[0]):
+                    room = RoomyHold.exact(view, 1, qos_ms)
+                    best = self._best(view, room)
                 if best is not None:
                     return room.hold, best
         return Hold(min(steps, guard.paused_steps or steps), None), None
 
+    def _partitions(self, choice: int) -> tuple[int, int]:
+        """Decode's and finetuning's SMs under a choice."""
+        if choice == WHOLE_CHIP:
+            return self._context.capabilities.total_sms, 0
+        split = self._context.capabilities.splits[choice]
+        return split.decode_sms, split.finetune_sms
+
     def _spent_ms(self, view: StepView, decode_sms: int) -> float:
         """What of the coming step's latency is gone before its turn: waiting, and units still running on decode's SMs."""
         free_sms = self._context.capabilities.total_sms - decode_sms
-        return view.elapsed_ms + sum(job.in_flight_ms for job in view.jobs if job.in_flight_sms > free_sms)
+        return view.elapsed_ms + sum([job.in_flight_ms for job in view.jobs if job.in_flight_sms > free_sms])
 
-    def _best(self, view: StepView, whole_chip_ms: float, colocated_ms: tuple[float, ...]) -> Pace | None:
-        capabilities = self._context.capabilities
+    def _best(self, view: StepView, room: RoomyHold) -> Pace | None:
+        heaviest = self._context.predictor.predict(room.batch, room.kv_tokens)
         alone_rate, beside_rates = self._work_rates(view.jobs[0].unit_tokens)
         best: Pace | None = None
-        for choice in (WHOLE_CHIP, *range(len(colocated_ms))):
+        for choice in (WHOLE_CHIP, *range(len(beside_rates))):
             ring = self._monitor.ring(choice)
             if choice == WHOLE_CHIP:
-                decode_sms, decode_ms, beside_rate = capabilities.total_sms, whole_chip_ms, 0.0
+                decode_ms, beside_rate = heaviest.whole_chip_ms, 0.0
             else:
-                decode_sms = capabilities.splits[choice].decode_sms
-                decode_ms, beside_rate = colocated_ms[choice], beside_rates[choice]
-            budget_ms = self._target_ms - self._spent_ms(view, decode_sms)
+                decode_ms, beside_rate = heaviest.colocated_ms[choice], beside_rates[choice]
+            budget_ms = self._target_ms - self._spent_ms(view, self._partitions(choice)[0])
             found = pace(choice, decode_ms * ring.centre, decode_ms * ring.bound, budget_ms, alone_rate, beside_rate)
             if found is None:
                 continue

@@ -33,6 +33,9 @@ from harli_core.types import JobView, Split, StepPlan, StepResult, StepView
 PINNED_TOKENS = 1
 """Slots at the start of row 0 that padded entries of a decode graph write to."""
 
+ROUNDING_MS = 1e-6
+"""Times that differ by less are one."""
+
 COPY_BYTES_PER_MS = 4.0e9 / 2
 """Compaction reads and writes every byte at the measured copy bandwidth (4 TB/s)."""
 
@@ -93,6 +96,7 @@ class DecodeInstance:
         self._queue_tokens = 0
         self._step = 0
         self._boundary_ms = 0.0
+        self._until_ms = 0.0
         self._turned_ms = 0.0
         self._held: HeldPlan | None = None
         self._turn_start_ms: float | None = None
@@ -146,11 +150,21 @@ class DecodeInstance:
         if self.job is not None:
             self.job.swaps.window.check_integrity()
 
+    def _now_ms(self) -> float:
+        """The time; after `_wait_until` just that one, which the clock of the simulation hits only up to rounding."""
+        now_ms = self._env.now
+        return self._until_ms if abs(now_ms - self._until_ms) < ROUNDING_MS else now_ms
+
+    def _wait_until(self, time_ms: float) -> simpy.Event:
+        """An event at ``time_ms``, or now if that is over."""
+        self._until_ms = time_ms
+        return self._env.timeout(max(0.0, time_ms - self._env.now))
+
     def _run(self) -> Generator[simpy.Event, Any, None]:
         batch = self._batch
         while True:
             if self.memory is not None:
-                self.memory.poll(self._env.now)
+                self.memory.poll(self._now_ms())
             self._admit()
             if not batch and not self._queue:
                 yield from self._wait_for_requests()
@@ -166,24 +180,25 @@ class DecodeInstance:
         self._held = None
         plan = self._loop.decide(self._view())
         self._apply_memory(plan)
-        self._idle = (plan, self._env.now)
+        self._idle = (plan, self._now_ms())
         self._awaited = self._env.event()
         fence_ms = self.memory.next_fence_ms() if self.memory is not None else None
         if fence_ms is None:
             yield self._awaited
         else:
-            yield self._awaited | self._env.timeout(max(0.0, fence_ms - self._env.now))
+            yield self._awaited | self._wait_until(fence_ms)
             self._awaited = None
         self._settle_idle(*self._idle)
 
     def _settle_idle(self, plan: StepPlan, start_ms: float) -> None:
         self._idle = None
-        duration_ms = self._env.now - start_ms
+        now_ms = self._now_ms()
+        duration_ms = now_ms - start_ms
         sms = sum(job.sms for job in plan.jobs) if self.job is not None and self.job.ready else 0
         if sms and self.job is not None:
             self.job.run(start_ms, duration_ms, sms)
         self._recorder.record_idle(duration_ms, sms)
-        self._boundary_ms = self._env.now
+        self._boundary_ms = now_ms
         self._loop.settle(StepResult(self.index, self._step, 0, 0, (), (), (), duration_ms / 1000.0))
 
     def _make_room(self) -> Generator[simpy.Event, Any, None]:
@@ -194,10 +209,10 @@ class DecodeInstance:
             if not memory.fences and memory.rows_held > memory.needs.rows_floor:
                 wanted_tokens = len(batch) if batch else self._queue[0].kv_tokens + 1
                 rows = -(-wanted_tokens // self.allocator.geometry.row_tokens)
-                memory.shrink(max(memory.needs.rows_floor, memory.rows_held - rows), self._env.now)
+                memory.shrink(max(memory.needs.rows_floor, memory.rows_held - rows), self._now_ms())
             fence_ms = memory.next_fence_ms()
             if fence_ms is not None:
-                yield self._env.timeout(max(0.0, fence_ms - self._env.now))
+                yield self._wait_until(fence_ms)
                 return
         if not batch:
             waiting = self._queue[0].spec.index
@@ -215,7 +230,7 @@ class DecodeInstance:
             self._scheduler.extend(span, layout, steps - len(layout.ends_ms))
             self._may_interrupt = True
             try:
-                yield self._env.timeout(layout.ends_ms[-1] - self._env.now)
+                yield self._wait_until(layout.ends_ms[-1])
             except simpy.Interrupt:
                 running = min(len(layout.ends_ms) - 1, bisect_left(layout.ends_ms, self._env.now))
                 if span.held.turn_ms and layout.in_turn(running, self._env.now):
@@ -223,7 +238,7 @@ class DecodeInstance:
                     self._leave_in_turn(span, layout)
                     break
                 layout.cut(running + 1)
-                yield self._env.timeout(max(0.0, layout.ends_ms[-1] - self._env.now))
+                yield self._wait_until(layout.ends_ms[-1])
                 break
         self._may_interrupt = False
         self._settle(span, layout)
@@ -260,7 +275,7 @@ class DecodeInstance:
 
     def _open(self, held: HeldPlan) -> Span:
         """Steps of the batch as it is now, from this boundary on, or from the one before the turn under way."""
-        start_ms = self._env.now if self._turn_start_ms is None else self._turn_start_ms
+        start_ms = self._now_ms() if self._turn_start_ms is None else self._turn_start_ms
         self._turn_start_ms = None
         batch, slots = self._batch, self.allocator.slots
         return Span(
@@ -294,7 +309,7 @@ class DecodeInstance:
         self._turn_start_ms, self._held = None, None
         used_ms = self._scheduler.call_off_turn(self._step, start_ms, self._env.now)
         self._turned_ms += used_ms
-        yield self._env.timeout(max(0.0, start_ms + used_ms - self._env.now))
+        yield self._wait_until(start_ms + used_ms)
 
     def _settle(self, span: Span, layout: StepLayout) -> None:
         """Make the steps of ``layout`` true: finetune progress, records, tokens, completions."""
@@ -341,7 +356,7 @@ class DecodeInstance:
             return 0.0
         rows = max(plan.jobs[0].rows, memory.needs.rows_floor)
         if rows < memory.rows_held:
-            memory.shrink(rows, self._env.now)
+            memory.shrink(rows, self._now_ms())
         spare_tokens = self.allocator.slots.free_tokens - len(self._batch)
         rows = min(rows, memory.rows_held + spare_tokens // self.allocator.geometry.row_tokens)
         if rows <= memory.rows_held:
@@ -375,12 +390,12 @@ class DecodeInstance:
         return StepView(
             self.index,
             self._step,
-            self._env.now / 1000.0,
+            self._now_ms() / 1000.0,
             len(batch),
             batch.kv_tokens,
             len(self._queue),
             self._queue_tokens,
-            self._env.now - self._boundary_ms if batch else 0.0,
+            self._now_ms() - self._boundary_ms if batch else 0.0,
             self.allocator.view(),
             jobs,
         )

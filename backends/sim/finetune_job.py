@@ -12,7 +12,6 @@ from harli_core.types import UnitKind
 from harli_core.units import UnitCursor, UnitOrder
 from harli_core.working_set import JobShape
 
-
 JobState = tuple[int, int, float, int, float, Any]
 """Where a job stood, for undoing a look ahead: unit, optimizer steps, fraction, SMs, stall and, unless settled, swaps.
 

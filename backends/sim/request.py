@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from harli_core.requests import RequestSpec
 
-
 NO_SLOTS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 

@@ -12,7 +12,6 @@ from backends.sim.finetune_job import FinetuneJob, JobState
 from backends.sim.turns import Turn, take_turns
 from harli_core.types import Split, StepPlan
 
-
 STEPS_AHEAD, TURNS_AHEAD = 64, 8
 """Steps laid out for one event of the simulation: without turns a step costs little, with turns it is worth less to lay
 out one that an arrival then undoes."""
@@ -159,13 +158,11 @@ class StepScheduler:
             beside_sms=split.finetune_sms if split is not None else 0,
             slowdown=self._device.unit_slowdown(split, span.batch) if split is not None else 1.0,
         )
-        copied_ms = 0.0 if done else span.copied_ms
+        delay_ms = 0.0 if done else span.copied_ms
         noise = self._device.turn_noise(self._index, span.step + done, len(decode_ms))
-        taken = take_turns(job, turn, start_ms + copied_ms, decode_ms, noise)
-        taken.waited_ms[0] += copied_ms
+        taken = take_turns(job, turn, start_ms, delay_ms, decode_ms, noise)
         latency_ms = [
-            waited + turn + step
-            for waited, turn, step in zip(taken.waited_ms, taken.turn_ms, decode_ms, strict=True)
+            waited + turn + step for waited, turn, step in zip(taken.waited_ms, taken.turn_ms, decode_ms, strict=True)
         ]
         layout.ends_ms.extend(list(accumulate(latency_ms, initial=start_ms))[1:])
         if not done:

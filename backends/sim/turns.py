@@ -34,18 +34,26 @@ class TurnSteps:
 
 
 def take_turns(
-    job: FinetuneJob, turn: Turn, now_ms: float, decode_ms: Sequence[float], noise: Sequence[float]
+    job: FinetuneJob,
+    turn: Turn,
+    now_ms: float,
+    delay_ms: float,
+    decode_ms: Sequence[float],
+    noise: Sequence[float],
 ) -> TurnSteps:
-    """Move ``job`` from ``now_ms`` on through a step for each of ``decode_ms``; ``noise`` scales the real turns."""
+    """Move ``job`` from ``now_ms`` on through a step for each of ``decode_ms``; ``noise`` scales the real turns.
+
+    The first step begins with a wait of ``delay_ms``.
+    """
     steps = TurnSteps([], [], [])
     for done, (step_ms, ratio) in enumerate(zip(decode_ms, noise, strict=True)):
         if job.swaps.settled:
-            _resident(job, turn, decode_ms[done:], noise[done:], steps)
+            _resident(job, turn, delay_ms, decode_ms[done:], noise[done:], steps)
             break
-        turn_ms = job.turn(now_ms, turn.budget_ms, turn.total_sms) * ratio
-        waited_ms = 0.0
+        turn_ms = job.turn(now_ms + delay_ms, turn.budget_ms, turn.total_sms) * ratio
+        waited_ms, delay_ms = delay_ms, 0.0
         if job.sms and turn.decode_sms + job.sms > turn.total_sms:
-            waited_ms = job.finish_unit()
+            waited_ms += job.finish_unit()
         if turn.beside_sms:
             job.run(now_ms + waited_ms + turn_ms, step_ms, turn.beside_sms, turn.slowdown)
         now_ms += waited_ms + turn_ms + step_ms
@@ -56,7 +64,12 @@ def take_turns(
 
 
 def _resident(
-    job: FinetuneJob, turn: Turn, decode_ms: Sequence[float], noise: Sequence[float], steps: TurnSteps
+    job: FinetuneJob,
+    turn: Turn,
+    delay_ms: float,
+    decode_ms: Sequence[float],
+    noise: Sequence[float],
+    steps: TurnSteps,
 ) -> None:
     """The same as `FinetuneJob.turn`, `finish_unit` and `run` step by step, for a job that no swap can hold up.
 
@@ -91,10 +104,10 @@ def _resident(
                 index = 0
                 done_steps += 1
             turn_ms = used_ms * ratio
-        waited_ms = 0.0
+        waited_ms, delay_ms = delay_ms, 0.0
         if sms > spare_sms:
             ends_ms = job.ends_ms(sms)
-            waited_ms = (1.0 - fraction) * (ends_ms[index + 1] - ends_ms[index])
+            waited_ms += (1.0 - fraction) * (ends_ms[index + 1] - ends_ms[index])
             index, fraction, sms = index + 1, 0.0, 0
             if index == size:
                 index = 0

@@ -66,7 +66,7 @@ def test_another_policy_and_other_options(harli: Harli, log: Path) -> None:
         (0, "", ("line 1 is not JSON",)),
         (0, "{}", ("line 1 is not the header",)),
         (0, '{"schema": "harli-decision-log", "version": 99}', ("version 99",)),
-        (0, '{"schema": "harli-decision-log", "version": 1}', ("the header lacks", "'profile'")),
+        (0, '{"schema": "harli-decision-log", "version": 2}', ("the header lacks", "'profile'")),
         (2, "[1, 2, 3]", ("line 3 is not a record",)),
         (2, "not JSON", ("line 3 is not a record",)),
         (2, "", ("line 3 is not a record",)),

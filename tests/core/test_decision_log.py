@@ -26,7 +26,7 @@ from harli_core.types import Hold, JobPlan, MemoryView, StepPlan, StepResult, St
 
 MEMORY = MemoryView(1024, 1 << 27, 200, 2, 0, 198, 0, 800, 1000, 0)
 VIEW = StepView(0, 7, 0.1 + 0.2, 4, 800, 0, 0, 0.0, MEMORY, ())
-RECORD = DecisionRecord(VIEW, StepPlan(132, (), Hold(64, None)), StepResult(0, 7, 4, 800, (), (), ()))
+RECORD = DecisionRecord(VIEW, StepPlan(132, (), Hold(64, None)), (StepResult(0, 7, 4, 800, (), (), ()),))
 
 
 @given(st.builds(DecisionRecord))
@@ -39,18 +39,23 @@ def test_round_trip_is_exact(record: DecisionRecord) -> None:
 def test_floats_survive_bit_by_bit(value: float) -> None:
     """The smallest, the largest, a negative zero and what decimals cannot write."""
     view = StepView(0, 0, value, 1, 1, 0, 0, 0.0, MEMORY, ())
-    found = decode_record(encode_record(DecisionRecord(view, RECORD.plan, RECORD.result)), "log", 2)
+    found = decode_record(encode_record(DecisionRecord(view, RECORD.plan, RECORD.results)), "log", 2)
     assert found.view.time_s.hex() == value.hex()
 
 
 def test_a_record_is_one_line_without_names() -> None:
     """Fields stand in the order of their types, nothing else is in the line."""
-    plan = StepPlan(84, (JobPlan("job-0", 48, 2.5, 30),), Hold(16, 40.0), 12.5)
-    line = encode_record(DecisionRecord(VIEW, plan, StepResult(0, 7, 4, 800, (9.5, 9.25), (9.0, 9.0), (0.5, 0.25))))
+    plan = StepPlan(84, (JobPlan("job-0", 48, 2.5, 30),), Hold(16, 40.0, (3, 5), 900), 12.5)
+    results = (
+        StepResult(0, 7, 4, 800, (9.5, 9.25), (9.0, 9.0), (0.5, 0.25)),
+        StepResult(0, 9, 3, 600, (8.0,), (8.0,), (0.0,)),
+    )
+    line = encode_record(DecisionRecord(VIEW, plan, results))
     memory = "[1024,134217728,200,2,0,198,0,800,1000,0]"
     assert line == (
         f"[[0,7,0.30000000000000004,4,800,0,0,0.0,{memory},[]],"
-        '[84,[["job-0",48,2.5,30]],[16,40.0],12.5],[0,7,4,800,[9.5,9.25],[9.0,9.0],[0.5,0.25],0.0]]'
+        '[84,[["job-0",48,2.5,30]],[16,40.0,[3,5],900],12.5],'
+        "[[0,7,4,800,[9.5,9.25],[9.0,9.0],[0.5,0.25],0.0],[0,9,3,600,[8.0],[8.0],[0.0],0.0]]]"
     )
 
 
@@ -58,7 +63,7 @@ def test_absent_values_stay_absent() -> None:
     """No bound, no prediction and no steps come back as None and empty tuples, not as zeros."""
     found = decode_record(encode_record(RECORD), "log", 2)
     assert (found.plan.hold.max_step_ms, found.plan.predicted_ms) == (None, None)
-    assert (found.view.jobs, found.plan.jobs, found.result.latency_ms) == ((), (), ())
+    assert (found.view.jobs, found.plan.jobs, found.results[0].latency_ms) == ((), (), ())
 
 
 GOOD = json.loads(encode_record(RECORD))
@@ -82,10 +87,12 @@ GOOD = json.loads(encode_record(RECORD))
         json.dumps([[*GOOD[0][:-2], MEMORY.row_bytes, []], *GOOD[1:]]),
         json.dumps([[*GOOD[0][:-2], GOOD[0][-2][:-1], []], *GOOD[1:]]),
         json.dumps([GOOD[0], GOOD[1][:-1], GOOD[2]]),
-        json.dumps([GOOD[0], [132, [["job-0", 0]], [1, None], None], GOOD[2]]),
+        json.dumps([GOOD[0], [132, [["job-0", 0]], [1, None, None, None], None], GOOD[2]]),
         json.dumps([GOOD[0], [132, [], None, None], GOOD[2]]),
-        json.dumps([*GOOD[:2], GOOD[2][:-1]]),
-        json.dumps([*GOOD[:2], [0, 7, 4, 800, 1.0, [], [], 0.0]]),
+        json.dumps([GOOD[0], [132, [], [1, None, [4], None], None], GOOD[2]]),
+        json.dumps([*GOOD[:2], GOOD[2][0]]),
+        json.dumps([*GOOD[:2], [GOOD[2][0][:-1]]]),
+        json.dumps([*GOOD[:2], [[0, 7, 4, 800, 1.0, [], [], 0.0]]]),
     ],
 )
 def test_bad_lines_are_named(line: str) -> None:
@@ -93,14 +100,14 @@ def test_bad_lines_are_named(line: str) -> None:
     lines = [encode_record(RECORD), line, encode_record(RECORD)]
     records = decode_records(lines, "a.log")
     next(records)
-    with pytest.raises(LogError, match=r"^a\.log: line 3 is not a record of schema 1 "):
+    with pytest.raises(LogError, match=r"^a\.log: line 3 is not a record of schema 2 "):
         next(records)
 
 
 def test_header_comes_back_with_the_schema_version() -> None:
     """What is put into a header is in it when it is read."""
     header = decode_header(encode_header({"policy": "harli", "gpus": 2}), "a.log")
-    assert (header["policy"], header["gpus"], header["version"]) == ("harli", 2, 1)
+    assert (header["policy"], header["gpus"], header["version"]) == ("harli", 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +116,8 @@ def test_header_comes_back_with_the_schema_version() -> None:
         ("hello", "line 1 is not JSON"),
         ("[1, 2]", "line 1 is not the header of a decision log"),
         ('{"schema": "other", "version": 1}', "line 1 is not the header of a decision log"),
-        ('{"schema": "harli-decision-log", "version": 2}', "schema version 2, this program reads 1"),
-        ('{"schema": "harli-decision-log"}', "schema version None, this program reads 1"),
+        ('{"schema": "harli-decision-log", "version": 1}', "schema version 1, this program reads 2"),
+        ('{"schema": "harli-decision-log"}', "schema version None, this program reads 2"),
     ],
 )
 def test_foreign_headers_are_refused(line: str, message: str) -> None:
@@ -171,6 +178,6 @@ def test_a_failed_run_leaves_the_old_log(tmp_path: Path, written: Any) -> None:
         log.write(RECORD)
     log = DecisionLogWriter(tmp_path / "a.log", {"policy": "second"})
     with pytest.raises(ZeroDivisionError), log:
-        log.write(DecisionRecord(VIEW, StepPlan(132 // len(VIEW.jobs), (), Hold(1, None)), RECORD.result))
+        log.write(DecisionRecord(VIEW, StepPlan(132 // len(VIEW.jobs), (), Hold(1, None)), RECORD.results))
     assert written()[0]["policy"] == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["a.log"]

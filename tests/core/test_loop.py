@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harli_core.decision_log import DecisionRecord
 from harli_core.errors import PlanError
 from harli_core.loop import DecisionLoop
 from harli_core.types import (
@@ -48,10 +49,12 @@ class Scripted:
         self.observed.append(result)
 
 
-def plan_of(decode_sms: int = 84, sms: int = 48, steps: int = 4, **job: Any) -> StepPlan:
+def plan_of(
+    decode_sms: int = 84, sms: int = 48, steps: int = 4, batches: tuple[int, int] | None = None, **job: Any
+) -> StepPlan:
     """A plan for the one job of `VIEW`, good unless told otherwise."""
     fields = {"job_id": "job-0", "sms": sms, "turn_ms": 2.0, "rows": 50, **job}
-    return StepPlan(decode_sms, (JobPlan(**fields),), Hold(steps, None))
+    return StepPlan(decode_sms, (JobPlan(**fields),), Hold(steps, None, batches))
 
 
 def decide(plan: StepPlan, view: StepView = VIEW) -> StepPlan:
@@ -119,24 +122,41 @@ def test_two_jobs_share_one_side_of_a_split() -> None:
 
 
 def test_result_reaches_policy_and_log(record_list: Any) -> None:
-    """`settle` shows the result to the policy and writes one record of all three."""
+    """`settle` shows each result to the policy; the next plan, or the end, writes one record of all of them."""
     policy, sink = Scripted(plan_of()), record_list()
     loop = DecisionLoop(policy, CAPABILITIES, sink)
+    later = dataclasses.replace(RESULT, first_step=RESULT.first_step + len(RESULT.latency_ms))
     plan = loop.decide(VIEW)
     loop.settle(RESULT)
-    assert policy.observed == [RESULT]
-    assert [(record.view, record.plan, record.result) for record in sink.records] == [(VIEW, plan, RESULT)]
+    loop.settle(later)
+    assert policy.observed == [RESULT, later]
+    assert sink.records == []
+    loop.decide(VIEW)
+    assert sink.records == [DecisionRecord(VIEW, plan, (RESULT, later))]
+    loop.finish()
+    loop.finish()
+    assert sink.records[1:] == [DecisionRecord(VIEW, plan, ())]
 
 
 def test_result_without_a_plan_is_refused(record_list: Any) -> None:
-    """Before the first plan, and twice for one plan, there is nothing to settle."""
+    """Before the first plan and after the end there is nothing to settle."""
     loop = DecisionLoop(Scripted(plan_of()), CAPABILITIES, record_list())
     with pytest.raises(PlanError, match="without a plan"):
         loop.settle(RESULT)
     loop.decide(VIEW)
     loop.settle(RESULT)
+    loop.finish()
     with pytest.raises(PlanError, match="without a plan"):
         loop.settle(RESULT)
+
+
+def test_a_hold_must_allow_the_batch_that_it_is_for() -> None:
+    """A plan for other batches than the one there is makes no sense; the bounds themselves are allowed."""
+    for batches in ((1, VIEW.batch), (VIEW.batch, 900)):
+        assert decide(plan_of(batches=batches)).hold.batches == batches
+    for batches in ((VIEW.batch + 1, 900), (1, VIEW.batch - 1)):
+        with pytest.raises(PlanError, match=rf"holds for batches of {batches[0]} to {batches[1]}, the batch is"):
+            decide(plan_of(batches=batches))
 
 
 def test_a_refused_plan_is_not_logged(record_list: Any) -> None:

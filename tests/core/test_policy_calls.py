@@ -113,4 +113,4 @@ def test_impossible_plans_stay_plan_errors() -> None:
 def test_replay_reports_the_same(policy: Faulty) -> None:
     """A policy that fails while a log is replayed is told in the same words."""
     with pytest.raises(PolicyError, match=r"policy Faulty failed in .* at instance 2, step 17 \(batch 3\)"):
-        replay([DecisionRecord(VIEW, PLAN, RESULT)], {2: policy})
+        replay([DecisionRecord(VIEW, PLAN, (RESULT,))], {2: policy})

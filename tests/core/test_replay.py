@@ -133,10 +133,13 @@ def test_results_are_observed(log_of: Any, context_of: Any) -> None:
     slower = [
         dataclasses.replace(
             record,
-            result=dataclasses.replace(
-                record.result,
-                decode_ms=tuple(3.0 * ms for ms in record.result.decode_ms),
-                latency_ms=tuple(3.0 * ms for ms in record.result.latency_ms),
+            results=tuple(
+                dataclasses.replace(
+                    result,
+                    decode_ms=tuple(3.0 * ms for ms in result.decode_ms),
+                    latency_ms=tuple(3.0 * ms for ms in result.latency_ms),
+                )
+                for result in record.results
             ),
         )
         for record in records

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harli_core.errors import ConfigError
 from harli_core.policy import PolicyContext
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
-from harli_core.types import Split, StepPlan, StepResult, StepView
+from harli_core.types import Hold, Split, StepPlan, StepResult, StepView
 from policies.harli import Harli
 from policies.hybrid import Hybrid
 from policies.inference_only import InferenceOnly
@@ -24,6 +24,14 @@ from policies.static_split import StaticSplit
 def result_of(latency_ms: float, steps: int = 1) -> StepResult:
     """Equal steps."""
     return StepResult(0, 0, 8, 8000, (latency_ms,) * steps, (latency_ms,) * steps, (0.0,) * steps)
+
+
+def heaviest_of(view: StepView, hold: Hold) -> tuple[int, int]:
+    """Batch and KV tokens of the heaviest step that a hold allows."""
+    if hold.batches is None:
+        return view.batch, view.kv_tokens + hold.steps * view.batch
+    assert hold.most_kv_tokens is not None
+    return hold.batches[1], hold.most_kv_tokens
 
 
 def split_of(plan: StepPlan) -> tuple[int, int]:
@@ -38,10 +46,12 @@ def split_of(plan: StepPlan) -> tuple[int, int]:
 def test_harli_takes_the_split_closest_to_the_target(
     context_of: Any, view_of: Any, batch: int, context: int, qos_ms: float
 ) -> None:
-    """Of the corrected predictions for the last step that the plan holds, the largest that does not exceed the target."""
+    """Of the corrected predictions for the heaviest step that the hold allows, the largest that keeps the target."""
     policy_context = context_of(qos_ms=qos_ms)
-    plan = Harli(policy_context, hold_steps=64).plan(view_of(batch, batch * context))
-    prediction = policy_context.predictor.predict(batch, batch * context + 64 * batch)
+    view = view_of(batch, batch * context)
+    plan = Harli(policy_context, hold_steps=64).plan(view)
+    hold = plan.hold if any(job.sms for job in plan.jobs) else Hold(64, None)
+    prediction = policy_context.predictor.predict(*heaviest_of(view, hold))
     level = LatencyMonitor(policy_context, 0.99).ring(0).centre
     fitting = {
         (split.decode_sms, split.finetune_sms): ms * level
@@ -120,9 +130,12 @@ def test_harli_keeps_its_split_until_another_fits_clearly(context_of: Any, view_
 # -- hybrid -----------------------------------------------------------------------------------------------------------
 
 
-def hybrid_bound_ms(context: PolicyContext, view: StepView, plan: StepPlan, steps: int, quantile: float) -> float:
-    """The predicted quantile of the last step's latency: turn, decode's bound, what has passed, units on decode's SMs."""
-    prediction = context.predictor.predict(view.batch, view.kv_tokens + steps * view.batch)
+def hybrid_bound_ms(context: PolicyContext, view: StepView, plan: StepPlan, quantile: float) -> float:
+    """The predicted quantile of the heaviest step's latency that the hold allows.
+
+    It is made of the turn, decode's bound, what has passed, and units on decode's SMs.
+    """
+    prediction = context.predictor.predict(*heaviest_of(view, plan.hold))
     monitor = LatencyMonitor(context, quantile)
     turn_ms = sum(job.turn_ms for job in plan.jobs)
     overlapping = [job.in_flight_ms for job in view.jobs if job.in_flight_sms + plan.decode_sms > 132]
@@ -157,7 +170,7 @@ def test_hybrid_keeps_its_bound_within_the_margin(
     view = view_of(batch, batch * context, job=job, elapsed_ms=elapsed_ms)
     plan = Hybrid(policy_context, margin=margin, quantile=0.99, hold_steps=16).plan(view)
     if plan.jobs[0].sms or plan.jobs[0].turn_ms:
-        bound_ms = hybrid_bound_ms(policy_context, view, plan, 16, 0.99)
+        bound_ms = hybrid_bound_ms(policy_context, view, plan, 0.99)
         assert bound_ms <= qos_ms * (1.0 - margin) + 1e-9
         assert bound_ms == pytest.approx(qos_ms * (1.0 - margin)), "the turn takes all that is left"
 
@@ -170,8 +183,8 @@ def test_hybrid_finetunes_whenever_decode_alone_fits(
     policy_context = context_of(qos_ms=qos_ms)
     view = view_of(batch, batch * context)
     plan = Hybrid(policy_context, margin=0.0, quantile=0.99, hold_steps=16).plan(view)
-    alone = dataclasses.replace(plan, decode_sms=132, jobs=())
-    fits = hybrid_bound_ms(policy_context, view, alone, 16, 0.99) < qos_ms
+    alone = StepPlan(132, (), Hold(16, None))
+    fits = hybrid_bound_ms(policy_context, view, alone, 0.99) < qos_ms
     assert (plan.jobs[0].sms > 0 or plan.jobs[0].turn_ms > 0.0) >= fits
 
 
@@ -201,12 +214,11 @@ def test_hybrid_idles_within_reach_of_the_target(context_of: Any, view_of: Any) 
 
 def test_hybrid_asks_again_after_a_step_that_began_late(context_of: Any, view_of: Any) -> None:
     """Time that has passed before a step is of that step only, so such a plan holds for one."""
-    policy = Hybrid(context_of(), hold_steps=16)
-    assert policy.plan(view_of(8)).hold.steps == 16
-    late = policy.plan(view_of(8, elapsed_ms=5.0))
-    assert late.hold.steps == 1
-    on_time = Hybrid(context_of()).plan(view_of(8))
-    assert late.jobs[0].turn_ms == pytest.approx(on_time.jobs[0].turn_ms - 5.0)
+    assert Hybrid(context_of(), hold_steps=16).plan(view_of(8)).hold.steps == 16
+    view = view_of(8, elapsed_ms=5.0)
+    late = Hybrid(context_of(), quantile=0.99, margin=0.0).plan(view)
+    assert late.hold == Hold(1, 40.0)
+    assert hybrid_bound_ms(context_of(), view, late, 0.99) == pytest.approx(40.0)
 
 
 def test_hybrid_pauses_after_a_step_over_target(context_of: Any, view_of: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -39,8 +40,8 @@ def log_of(records: list[DecisionRecord]) -> list[tuple[object, ...]]:
             record.view.batch,
             record.view.kv_tokens,
             (record.plan.decode_sms, sum(job.sms for job in record.plan.jobs)),
-            pytest.approx(record.result.latency_ms),
-            pytest.approx(record.result.idle_s),
+            pytest.approx([ms for result in record.results for ms in result.latency_ms]),
+            pytest.approx(sum(result.idle_s for result in record.results)),
         )
         for record in records
     ]
@@ -83,7 +84,7 @@ def test_sharing_waits_for_the_unit_of_the_idle_time(requests_of: Any, record_li
     ]
     job = sink.records[3].view.jobs[0]
     assert (job.in_flight_sms, job.in_flight_ms) == (132, pytest.approx(0.75))
-    assert sink.records[3].result.decode_ms == (12.5, 12.5)
+    assert [result.decode_ms for result in sink.records[3].results] == [(12.5, 12.5)]
     assert outcome.requests.last_token_s.tolist() == pytest.approx([0.0125, 0.046])
 
 
@@ -101,7 +102,13 @@ def test_turns_of_whole_units(requests_of: Any, record_list: Any, constant_devic
         (1, 50, (132, 0), (14.5, 15.0), 0.0),
         (0, 0, (132, 132), (), 0.0),
     ]
-    assert [record.result.turn_ms for record in sink.records] == [(), (5.0,), (), (4.5, 5.0), ()]
+    assert [[result.turn_ms for result in record.results] for record in sink.records] == [
+        [()],
+        [(5.0,)],
+        [()],
+        [(4.5, 5.0)],
+        [()],
+    ]
     units = 5 + 5.5 + 4.5 + 5
     columns = outcome.steps
     order_length = 4 * (32 + 1 + 32) + 32
@@ -125,7 +132,7 @@ def test_an_arrival_in_a_turn_joins_that_step(
         (0, 0, (132, 132), (), 0.0),
     ]
     assert [record.view.elapsed_ms for record in sink.records] == [0.0, 0.0, 3.0, 0.0, 0.0]
-    assert sink.records[2].result.turn_ms == (8.0,)
+    assert [result.turn_ms for result in sink.records[2].results] == [(8.0,)]
     assert outcome.requests.first_token_s.tolist() == pytest.approx([0.018, 0.018])
 
 
@@ -183,3 +190,40 @@ def test_round_robin_and_least_kv(requests_of: Any, constant_device: Any) -> Non
         least = trace.simulate("inference_only", gpus=2, router="least_kv").requests.instance.tolist()
     assert turn == [0, 1, 0, 1]
     assert least == [0, 1, 1, 1]
+
+
+class RoomyTurns(Turns):
+    """The same plans, valid for up to four requests."""
+
+    def plan(self, view: StepView) -> StepPlan:
+        """As `Turns`, with a hold that lets requests come and go."""
+        plan = super().plan(view)
+        return dataclasses.replace(plan, hold=Hold(64, None, (1, 4), 1000)) if view.batch else plan
+
+
+def test_a_roomy_plan_goes_on_when_requests_join_and_leave(
+    requests_of: Any, record_list: Any, constant_device: Any, policy_named: Any
+) -> None:
+    """B comes 2.5 ms into the turn and joins that very step, C in the middle of a decode; one plan for all of it."""
+    sink = record_list()
+    with constant_device():
+        outcome = requests_of([0.0, 0.0025, 0.0225], [100, 50, 30], [3, 1, 2]).simulate(
+            policy_named(RoomyTurns), {}, sink, share_weights=True
+        )
+    assert [(record.view.batch, len(record.results)) for record in sink.records] == [(0, 1), (1, 4), (0, 1)]
+    found = [(result.batch, result.kv_tokens, result.latency_ms) for result in sink.records[1].results]
+    assert found == [(2, 150, (15.0,)), (1, 101, (15.0,)), (2, 132, (15.0,)), (1, 31, (15.0,))]
+    assert outcome.requests.first_token_s.tolist() == pytest.approx([0.015, 0.015, 0.045])
+    assert outcome.requests.last_token_s.tolist() == pytest.approx([0.045, 0.015, 0.06])
+
+
+def test_a_roomy_plan_ends_beyond_its_tokens(
+    requests_of: Any, record_list: Any, constant_device: Any, policy_named: Any
+) -> None:
+    """A request that brings more KV than the hold allows ends the turn, for a new plan; when it is gone that one holds."""
+    sink = record_list()
+    with constant_device():
+        requests_of([0.0, 0.0025], [100, 1200], [2, 1]).simulate(policy_named(RoomyTurns), {}, sink, share_weights=True)
+    busy = [record for record in sink.records if record.view.batch]
+    assert [(record.view.batch, record.view.elapsed_ms) for record in busy] == [(1, 0.0), (2, 3.0)]
+    assert [len(record.results) for record in busy] == [0, 2]
