@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harli_core.policy import PolicyContext
+from harli_core.qos.roomy_hold import ANY_BATCH
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 
 
@@ -21,7 +22,7 @@ class InferenceOnly:
         predicted_ms = None
         if view.batch:
             predicted_ms = self._context.predictor.predict(view.batch, view.kv_tokens).whole_chip_ms
-        return StepPlan(self._context.capabilities.total_sms, (), Hold(64, None), predicted_ms)
+        return StepPlan(self._context.capabilities.total_sms, (), Hold(256, None, (0, ANY_BATCH)), predicted_ms)
 
     def observe(self, result: StepResult) -> None:
         """Nothing to learn."""

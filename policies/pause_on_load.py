@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harli_core.policy import PolicyContext, count_option
 from harli_core.qos.first_job import first_job_plan
+from harli_core.qos.roomy_hold import ANY_BATCH
 from harli_core.qos.rows import rows_for
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 
@@ -33,10 +34,12 @@ class PauseOnLoad:
             return first_job_plan(view, rows, Hold(1, None), total_sms, total_sms)
         prediction = context.predictor.predict(view.batch, view.kv_tokens)
         if view.batch >= self._threshold:
-            return first_job_plan(view, rows, Hold(64, None), total_sms, 0, 0.0, prediction.whole_chip_ms)
+            busy = Hold(64, None, (self._threshold, ANY_BATCH))
+            return first_job_plan(view, rows, busy, total_sms, 0, 0.0, prediction.whole_chip_ms)
         split = context.capabilities.splits[self._index]
         predicted_ms = prediction.colocated_ms[self._index]
-        return first_job_plan(view, rows, Hold(64, None), split.decode_sms, split.finetune_sms, 0.0, predicted_ms)
+        calm = Hold(64, None, (1, self._threshold - 1))
+        return first_job_plan(view, rows, calm, split.decode_sms, split.finetune_sms, 0.0, predicted_ms)
 
     def observe(self, result: StepResult) -> None:
         """Nothing to learn."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harli_core.policy import PolicyContext, option
 from harli_core.qos.first_job import first_job_plan
+from harli_core.qos.roomy_hold import ANY_BATCH
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 
 
@@ -35,7 +36,7 @@ class StaticSplit:
         predicted_ms = None
         if view.batch:
             predicted_ms = self._predictor.predict(view.batch, view.kv_tokens).colocated_ms[self._index]
-        hold = Hold(64, None)
+        hold = Hold(256, None, (0, ANY_BATCH))
         return first_job_plan(view, rows, hold, self._split.decode_sms, self._split.finetune_sms, 0.0, predicted_ms)
 
     def observe(self, result: StepResult) -> None:

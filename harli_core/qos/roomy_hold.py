@@ -12,6 +12,9 @@ SLACK_SHARE = 4
 LEAST_SLACK = 2
 """But at least by two requests."""
 
+ANY_BATCH = 2**31
+"""An upper bound that no batch reaches."""
+
 JOINING_TOKENS = 2048
 """KV tokens to expect of each request that joins, unless those that decode hold more on average."""
 

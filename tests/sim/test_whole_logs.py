@@ -54,15 +54,18 @@ def test_decode_alone(requests_of: Any, record_list: Any, constant_device: Any) 
         outcome = requests_of([0.0, 0.015, 0.1], [100, 50, 10], [3, 2, 1]).simulate("inference_only", {}, sink)
     assert log_of(sink.records) == [
         (0, 0, (132, 0), (), 0.0),
-        (1, 100, (132, 0), (10.0, 10.0), 0.0),
-        (2, 152, (132, 0), (10.0,), 0.0),
-        (1, 51, (132, 0), (10.0,), 0.0),
+        (1, 100, (132, 0), (10.0, 10.0, 10.0, 10.0), 0.0),
         (0, 0, (132, 0), (), 0.06),
         (1, 10, (132, 0), (10.0,), 0.0),
         (0, 0, (132, 0), (), 0.0),
     ]
-    assert [record.view.step for record in sink.records] == [0, 0, 2, 3, 4, 4, 5]
-    assert [record.view.time_s for record in sink.records] == pytest.approx([0.0, 0.0, 0.02, 0.03, 0.04, 0.1, 0.11])
+    assert [(result.first_step, result.batch, result.kv_tokens) for result in sink.records[1].results] == [
+        (0, 1, 100),
+        (2, 2, 152),
+        (3, 1, 51),
+    ]
+    assert [record.view.step for record in sink.records] == [0, 0, 4, 4, 5]
+    assert [record.view.time_s for record in sink.records] == pytest.approx([0.0, 0.0, 0.04, 0.1, 0.11])
     assert outcome.requests.first_token_s.tolist() == pytest.approx([0.01, 0.03, 0.11])
     assert outcome.requests.last_token_s.tolist() == pytest.approx([0.03, 0.04, 0.11])
     assert outcome.requests.tpot_s()[:2].tolist() == pytest.approx([0.01, 0.01])
