@@ -81,7 +81,7 @@ void trade_rows(PagePool& pool, TensorSpace& space, const std::atomic<bool>& sto
             } catch (const StateError&) {  // another thread allocated there just now
                 continue;
             }
-            pool.scrub_row(row, 0xFFFF, 7);
+            pool.scrub_row(row, 0xFFFF, 7);  // the space has let go of it
             pool.return_row(row, 0xFFFF, 7);
             const auto* const word = reinterpret_cast<const uint16_t*>(pool.kv_address(0, row));
             expect(*word == 0xFFFF, "a row came back without its poison");

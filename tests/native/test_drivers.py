@@ -69,10 +69,11 @@ def test_new_memory_is_zero_again() -> None:
     give_back(driver, at, handles)
 
 
-def test_granularity_is_a_multiple_of_the_page() -> None:
-    """Anything else could not be mapped."""
-    with pytest.raises(ConfigError, match="no positive multiple of the page size"):
-        HostDriver(1000)
+@pytest.mark.parametrize("granularity", [0, 1000, 2048, 12288, 2**63])
+def test_granularity_is_a_power_of_two_of_pages(granularity: int) -> None:
+    """Anything else could not be mapped, or not reserved with alignment."""
+    with pytest.raises(ConfigError, match="no power of two of at least a page"):
+        HostDriver(granularity)
 
 
 def test_unknown_call_is_refused() -> None:
