@@ -193,7 +193,7 @@ def test_persistent_fault_strands_the_row_and_release_still_frees_it() -> None:
 
 
 def test_fill_that_fails_midway_is_taken_up_again() -> None:
-    """Under remap, fills may be under way when one fails: the KV view stays mapped until the next attempt."""
+    """Under remap, fills may be under way when one fails: the KV view stays mapped, the next attempt comes after them."""
     driver = HostDriver(4096)
     provider = NativeProvider(driver, "remap", scrub="poison")
     provider.reserve(GridGeometry(row_tokens=4, columns=3, rows=2, block_bytes=8192))
@@ -205,11 +205,14 @@ def test_fill_that_fails_midway_is_taken_up_again() -> None:
     with pytest.raises(DriverCallError):
         provider.return_row(1)
     provider.check_integrity()
+    with pytest.raises(MemoryAccountingError, match="3 wait for a fence"):
+        provider.return_row(1)
+    driver.let_go(0)  # the first column's fill still lands, in memory that is still mapped
+    provider.space.poll()
     driver.fail("unmap")
     with pytest.raises(DriverCallError):
         provider.return_row(1)
     provider.check_integrity()
-    driver.let_go(0)  # the first column's fill still lands, in memory that is still mapped
     driver.fail("map")
     provider.return_row(1)
     provider.check_integrity()

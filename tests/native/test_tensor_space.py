@@ -202,6 +202,32 @@ def test_driver_error_while_polling_changes_nothing(call: str) -> None:
     assert space.rows_empty() == [0]
 
 
+@pytest.mark.parametrize("call", ["event_record", "event_query"])
+def test_a_poll_that_fails_midway_forgets_no_fence_that_has_passed(call: str) -> None:
+    """What was found out before the error counts in the next poll, for free memory and for memory held for a stream."""
+    space, driver = space_of(lent=(0, 1))
+    for stream in (1, 2):
+        driver.hold(stream)
+        driver.submit(stream)
+    whole, other = space.allocate(4 * BLOCK, 1), space.allocate(3 * BLOCK, 1)
+    space.free(whole, 1)
+    space.poll()
+    driver.submit(1)
+    space.free(other, 2)  # waits for stream 1, then for stream 2
+    if call == "event_query":
+        space.poll()
+    driver.let_go(1)
+    driver.let_go(2)
+    driver.fail(call, 1)  # type: ignore[arg-type]
+    with pytest.raises(DriverCallError):
+        space.poll()
+    space.check_integrity()
+    for _ in range(3):
+        space.poll()
+    assert space.rows_empty() == [0, 1]
+    assert space.stats()["pending_bytes"] == 0
+
+
 def test_threads_share_the_space() -> None:
     """Backward threads allocate, write, check and free at the same time; every tensor keeps its bytes."""
     space, _ = space_of(rows=6, columns=4, lent=(0, 1, 2, 3, 4, 5))

@@ -20,6 +20,11 @@ size_t Fences::drop_events() noexcept {
     return spare_.size();
 }
 
+void Fences::take_events_of(Fences& other) {
+    spare_.insert(spare_.end(), other.spare_.begin(), other.spare_.end());
+    other.spare_.clear();
+}
+
 Tag Fences::tag_of(Stream stream) {
     if (last_ <= lines_.size() && lines_[last_ - 1].stream == stream) return last_;
     for (Tag tag = 1; tag <= lines_.size(); ++tag) {

@@ -39,7 +39,8 @@ public:
     bool passed(Fence fence) const { return fence.tag == ready_tag || fence.epoch <= lines_[fence.tag - 1].passed; }
     uint64_t passed_epoch(Tag tag) const { return lines_[tag - 1].passed; }
     Stream stream_of(Tag tag) const { return lines_[tag - 1].stream; }
-    size_t drop_events() noexcept;  // fences are good for nothing after that; returns how many the driver kept
+    size_t drop_events() noexcept;     // fences are good for nothing after that; returns how many the driver kept
+    void take_events_of(Fences& other);  // the ones that it kept, to try again
     // Close the epoch if fences need it, look at events; true if passed_epoch has advanced since this last said so.
     bool poll(Tag tag);
 

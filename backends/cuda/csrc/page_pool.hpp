@@ -77,6 +77,7 @@ public:
     std::optional<Stream> hold_row(uint32_t row);
     std::optional<Stream> reuse_row(uint32_t row);  // held memory will be written again: what scrub_row filled counts no more
     void let_row_go(uint32_t row);
+    void take_events_of(Fences& fences);  // which the driver did not destroy: release() tries again
 
     // Fill a lent row through the general-purpose view, so that return_row finds it clean; `held` says whether a tensor
     // space holds it, and must be right. The row must not be written after that.

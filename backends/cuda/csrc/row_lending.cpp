@@ -26,13 +26,11 @@ void PagePool::move_row(uint32_t row, View from, View to) {
 // Through the general-purpose view where it is mapped, since the row is one range there.
 void PagePool::fill_row(uint32_t row, uint16_t pattern, Stream stream) {
     const View view = block(row, 0).mapped[general_view] ? general_view : kv_view;
-    fills_[row] = {fences_.now(fences_.tag_of(stream)), view};  // before the fill: some of it may run even if it throws
-    if (view == general_view) {
-        driver_->fill(address(general_view, row, 0), pattern, grid_.row_bytes(), stream);
-    } else {
-        for (uint32_t column = 0; column < grid_.columns; ++column) {
-            driver_->fill(address(kv_view, row, column), pattern, grid_.block_bytes, stream);
-        }
+    const Fence fence = fences_.now(fences_.tag_of(stream));
+    const uint32_t pieces = view == general_view ? 1 : grid_.columns;
+    for (uint32_t piece = 0; piece < pieces; ++piece) {
+        driver_->fill(address(view, row, piece), pattern, grid_.row_bytes() / pieces, stream);
+        fills_[row] = {fence, view};  // from the first piece on: a later one may fail while it runs
     }
     // An event close behind the fill. If there is none to be had, the next who asks about the fill tries again.
     refused([&] { fences_.poll(fills_[row].fence.tag); });
@@ -85,6 +83,11 @@ std::optional<Stream> PagePool::reuse_row(uint32_t row) {
 void PagePool::let_row_go(uint32_t row) {
     const auto locked = lock("let a row go");
     held_[row] = false;
+}
+
+void PagePool::take_events_of(Fences& fences) {
+    const auto locked = lock("take events");
+    fences_.take_events_of(fences);
 }
 
 void PagePool::scrub_row(uint32_t row, uint16_t pattern, Stream stream, bool held) {

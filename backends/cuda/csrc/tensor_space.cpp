@@ -53,6 +53,7 @@ TensorSpace::TensorSpace(std::shared_ptr<PagePool> pool, size_t granule_bytes)
 TensorSpace::~TensorSpace() {
     if (!pool_->driver().at_home()) return;
     for (const uint32_t row : rows()) pool_->let_row_go(row);
+    if (fences_.drop_events() > 0) pool_->take_events_of(fences_);
 }
 
 std::unique_lock<std::mutex> TensorSpace::lock(const char* verb) const {
