@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -46,7 +47,9 @@ def reclaim_us(memory: UnifiedAllocator, provider: NativeProvider, reclaim: Recl
 
 def main() -> None:
     """Measure on the GPU, or on the host driver where there is none (figures of another kind, marked as such)."""
-    on_gpu = _native.with_cuda and "--host" not in sys.argv
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", action="store_true", help="on the host driver, though there may be a GPU")
+    on_gpu = _native.with_cuda and not parser.parse_args().host
     geometry = GridGeometry(row_tokens=1024, columns=COLUMNS, rows=ROWS)
     layer_rows = -(-LAYER_BYTES // geometry.row_bytes)
     parts: dict[Lending, tuple[UnifiedAllocator, NativeProvider, Reclaim]] = {}

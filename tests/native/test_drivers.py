@@ -11,16 +11,7 @@ from backends.cuda import _native
 from backends.cuda._native import Driver, HostDriver
 from harli_core.errors import ConfigError, DriverCallError
 from tests.native.driver_contract import CONTRACT, backed, give_back
-
-
-def cuda_driver() -> Driver:
-    """The GPU's driver, or a skip that says why not."""
-    if not _native.with_cuda:
-        pytest.skip("the extension was built without CUDA")
-    try:
-        return _native.CudaDriver()
-    except DriverCallError as error:
-        pytest.skip(str(error))
+from tests.native.machines import cuda_driver
 
 
 @pytest.fixture(params=[lambda: HostDriver(4096), HostDriver, cuda_driver], ids=["host-4k", "host-2m", "cuda"])

@@ -80,7 +80,7 @@ def test_child_is_refused() -> None:
         PARENT.format(alias=True)
         + """
 calls = [
-    lambda: driver.create(4096), lambda: driver.release(1), lambda: driver.reserve(4096), lambda: driver.fill(owned.address, 0, 2),
+    lambda: driver.create(4096), lambda: driver.release(1), lambda: driver.reserve(4096), lambda: driver.fill(0, 0, 2),
     lambda: driver.let_go(0), lambda: driver.complete(0, 1), lambda: pool.commit_row(2), lambda: pool.lend_row(2),
     lambda: pool.return_row(1, 0, 0), lambda: pool.is_lent(1), lambda: pool.stats(), lambda: space.allocate(10, 1),
     lambda: space.poll(), lambda: space.rows(), lambda: space.remove_row(1), lambda: space.check_integrity(),

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
-from backends.cuda import _native
 from backends.cuda._native import Driver, HostDriver, PagePool
 from backends.cuda.memory.provider import Lending, NativeProvider
 from harli_core.errors import ConfigError, DriverCallError, MemoryAccountingError
 from harli_core.memory.geometry import GridGeometry
 from harli_core.model import ModelShape
+from tests.native.machines import cuda_driver
 from tests.native.pool_contract import CONTRACT
+from tests.native.programs import outcome
 
 GRID = GridGeometry(row_tokens=4, columns=2, rows=3)
 LENDINGS: tuple[Lending, ...] = ("alias", "remap")
-
-
-def cuda_driver() -> Driver:
-    """The GPU's driver, or a skip that says why not."""
-    if not _native.with_cuda:
-        pytest.skip("the extension was built without CUDA")
-    try:
-        return _native.CudaDriver()
-    except DriverCallError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("rule", CONTRACT, ids=lambda rule: rule.__name__)
@@ -250,8 +239,6 @@ at = pool.{touch}
 {"ctypes.string_at(at, 1)" if how == "read" else "ctypes.memset(at, 1, 1)"}
 print("not reached", flush=True)
 """
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = outcome(program)
     assert done.stdout == "alive\n"
     assert -done.returncode in (signal.SIGSEGV, signal.SIGBUS)

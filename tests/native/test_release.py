@@ -80,7 +80,7 @@ def test_what_the_driver_keeps_is_told(lending: Lending, call: str) -> None:
     memory = UnifiedAllocator(GRID, provider)
     memory.lend_rows(1)
     driver.fail(call)  # type: ignore[arg-type]
-    with pytest.raises(DriverCallError, match="driver host kept [1-9][0-9]* blocks, ranges or events"):
+    with pytest.raises(DriverCallError, match=r"driver host kept [1-9][0-9]* blocks, ranges or events"):
         memory.release()
     for use in (lambda: provider.pool, lambda: provider.space, lambda: provider.lend_row(0)):
         with pytest.raises(MemoryAccountingError, match="reserve"):

@@ -57,7 +57,7 @@ def test_driver_does_not_wrap_round(size: int) -> None:
     for wrong in (driver.reserve, driver.create, lambda size: driver.map(at, size, handles[0])):
         with pytest.raises(DriverCallError, match="more than any address space has"):
             wrong(size)
-    with pytest.raises(DriverCallError, match="not within one reservation|not a reserved"):
+    with pytest.raises(DriverCallError, match=r"not within one reservation|not a reserved"):
         driver.map(2**64 - 2 * MIB, 2 * MIB, handles[0])
     driver.unmap(at, 2 * MIB)
     driver.map(at, 2 * MIB, handles[0])
