@@ -50,7 +50,8 @@ def main() -> None:
     """Measure on the GPU, or on the host driver where there is none (figures of another kind, marked as such)."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", action="store_true", help="on the host driver, though there may be a GPU")
-    on_gpu = _native.with_cuda and not parser.parse_args().host
+    options = parser.parse_args()
+    on_gpu = _native.with_cuda and not options.host
     geometry = GridGeometry(row_tokens=1024, columns=COLUMNS, rows=ROWS)
     layer_rows = -(-LAYER_BYTES // geometry.row_bytes)
     parts: dict[Lending, tuple[UnifiedAllocator, NativeProvider, Reclaim]] = {}
