@@ -228,6 +228,24 @@ def test_a_poll_that_fails_midway_forgets_no_fence_that_has_passed(call: str) ->
     assert space.stats()["pending_bytes"] == 0
 
 
+def test_a_fence_found_passed_before_an_error_counts_in_the_next_poll() -> None:
+    """Of two events of one stream the first has passed, and asking for the second fails: the first is not forgotten."""
+    space, driver = space_of(lent=(0, 1))
+    rows = [space.allocate(4 * BLOCK, 1) for _ in range(2)]
+    driver.hold(1)
+    for at in rows:
+        driver.submit(1)
+        space.free(at, 1)
+        space.poll()
+    driver.complete(1, 1)
+    driver.fail("event_query", 1)
+    with pytest.raises(DriverCallError):
+        space.poll()
+    space.poll()
+    assert space.stats()["free_bytes"] == 4 * BLOCK
+    space.check_integrity()
+
+
 def test_threads_share_the_space() -> None:
     """Backward threads allocate, write, check and free at the same time; every tensor keeps its bytes."""
     space, _ = space_of(rows=6, columns=4, lent=(0, 1, 2, 3, 4, 5))
