@@ -1,6 +1,6 @@
 """Fragmentation, and ns an allocation and a free, over an hour of finetune iterations; on the host driver, any machine.
 
-Replays a recorded iteration (record_iteration.py) or, without one, iterations synthesised from LLaMA3-8B's shapes with
+Replays a recorded iteration (record_iteration.py), or with ``--synthetic`` iterations made from LLaMA3-8B's shapes with
 micro-batches of 150 to 1,024 tokens, while window layers are dropped and loaded and rows go back and forth.
 ``--iterations N``; an hour is about 1,200 of 3 s.
 """
@@ -107,17 +107,53 @@ def replay(space: Any, steps: list[int]) -> tuple[list[float], int]:
     return seen, len(addresses)
 
 
+def recorded_iteration() -> Path | None:
+    """The recording of this run's results folder, else the committed one; ends the program where there is none."""
+    folders = [Path(os.environ.get("HARLI_RESULTS", RESULTS)), RESULTS]
+    for path in (folder / "finetune_iteration_trace.json" for folder in folders):
+        if path.exists():
+            return path
+    sys.exit(f"no finetune_iteration_trace.json in {folders[0]} or {RESULTS}: run record_iteration.py, or --synthetic")
+
+
+def cross_stream_free_ns() -> dict[str, float]:
+    """Mean ns of a free on another stream than the tensor's, while so many such frees wait for their fences."""
+    figures = {}
+    for pending in (0, 100, 1000, 10000):
+        driver = HostDriver()
+        memory = UnifiedAllocator(
+            GridGeometry(row_tokens=1024, columns=COLUMNS, rows=16), provider := NativeProvider(driver)
+        )
+        memory.lend_rows(15)
+        driver.hold(1)
+        driver.submit(1)
+        for _ in range(pending):
+            provider.space.free(provider.space.allocate(2048, 1), 2)
+        provider.space.reset_latencies()
+        for _ in range(2000):
+            provider.space.free(provider.space.allocate(2048, 1), 2)
+        figures[f"{pending}_pending"] = provider.space.stats()["free"]["mean_ns"] or 0.0
+        driver.let_go(1)
+        memory.release()
+    return figures
+
+
 def main() -> None:
     """Replay and save."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--iterations", type=int, default=1200)
-    iterations = parser.parse_args().iterations
-    recorded = Path(os.environ.get("HARLI_RESULTS", RESULTS)) / "finetune_iteration_trace.json"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=1200, help="how many; an hour is about 1,200")
+    parser.add_argument(
+        "--synthetic", action="store_true", help="iterations made from the model's shapes, not the recording"
+    )
+    options = parser.parse_args()
+    iterations: int = options.iterations
     rng = np.random.Generator(np.random.PCG64(3))
-    if recorded.exists():
-        variants = [json.loads(recorded.read_text())["steps"]]
+    recorded = None if options.synthetic else recorded_iteration()
+    if recorded is not None:
+        trace, variants = str(recorded), [json.loads(recorded.read_text())["steps"]]
     else:
-        variants = [synthetic_iteration(rng.integers(150, 1025, 2).tolist()) for _ in range(16)]
+        trace, variants = "synthetic", [synthetic_iteration(rng.integers(150, 1025, 2).tolist()) for _ in range(16)]
+    print(f"iterations: {trace}", flush=True)
     provider = NativeProvider(HostDriver())
     memory = UnifiedAllocator(GridGeometry(row_tokens=1024, columns=COLUMNS, rows=ROWS), provider)
     space = provider.space
@@ -147,7 +183,8 @@ def main() -> None:
     space.check_integrity()
     stats = space.stats()
     figures = {
-        "trace": recorded.name if recorded.exists() else "synthetic",
+        "trace": "synthetic" if recorded is None else recorded.name,
+        "trace_folder": None if recorded is None else ("committed" if recorded.parent == RESULTS else "HARLI_RESULTS"),
         "iterations": iterations,
         "allocations_per_iteration": allocations,
         "within_iterations_mib": spread(within) | {"mean": float(np.mean(within)), "max": max(within)},
@@ -155,6 +192,7 @@ def main() -> None:
         "drift_mib": float(np.mean(after[-len(after) // 10 :]) - np.mean(after[: max(1, len(after) // 10)])),
         "allocate": stats["allocate"],
         "free": stats["free"],
+        "cross_stream_free_ns": cross_stream_free_ns(),
         "wall_s": time.perf_counter() - wall,
     }
     print(save("fragmentation", figures))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from backends.cuda.memory.reclaim import Reclaim
 from benchmarks.allocator.measuring import save, spread
 from harli_core.memory.geometry import GridGeometry
 from harli_core.memory.unified import UnifiedAllocator
+from tests.native.device_bytes import DeviceBytes
 
 ROWS = 12
 COLUMNS = 64
@@ -46,7 +48,10 @@ def reclaim_us(memory: UnifiedAllocator, provider: NativeProvider, reclaim: Recl
 
 def main() -> None:
     """Measure on the GPU, or on the host driver where there is none (figures of another kind, marked as such)."""
-    on_gpu = _native.with_cuda and "--host" not in sys.argv
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", action="store_true", help="on the host driver, though there may be a GPU")
+    options = parser.parse_args()
+    on_gpu = _native.with_cuda and not options.host
     geometry = GridGeometry(row_tokens=1024, columns=COLUMNS, rows=ROWS)
     layer_rows = -(-LAYER_BYTES // geometry.row_bytes)
     parts: dict[Lending, tuple[UnifiedAllocator, NativeProvider, Reclaim]] = {}
@@ -54,6 +59,7 @@ def main() -> None:
         driver = _native.CudaDriver() if on_gpu else _native.HostDriver()
         provider = NativeProvider(driver, lending)
         memory = UnifiedAllocator(geometry, provider)
+        DeviceBytes(driver).wait(0)  # for the first fills: under remap a row is not lent before
         parts[lending] = (memory, provider, Reclaim(memory, provider, scrub_stream=0))
     figures: dict[str, Any] = {}
     for what, rows in (("row", 1), ("layer", layer_rows)):

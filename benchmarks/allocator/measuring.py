@@ -67,18 +67,23 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def gpu_ms(variants: dict[str, Callable[[], object]], repeats: int, warm_up: int = 5) -> dict[str, list[float]]:
-    """GPU time of each variant, the variants taking turns, so that clocks and heat hit all of them alike."""
+    """GPU time of each variant. They take turns in an order drawn anew each time, so that clocks, heat and what the one
+    before left in the caches hit all of them alike.
+    """
     import torch
 
+    rng = np.random.Generator(np.random.PCG64(0))
+    names = list(variants)
     for _ in range(warm_up):
         for action in variants.values():
             action()
     marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in variants}
     for _ in range(repeats):
-        for name, action in variants.items():
+        for at in rng.permutation(len(names)):
+            name = names[at]
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            action()
+            variants[name]()
             end.record()
             marks[name].append((begin, end))
     torch.cuda.synchronize()

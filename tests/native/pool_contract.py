@@ -30,6 +30,14 @@ def raises(kind: type[HarliError], action: Callable[[], object], text: str = "")
     raise AssertionError(f"no {kind.__name__}: {text}")
 
 
+def settle(driver: Driver) -> None:
+    """Wait for the default stream, without calls that ``driver`` counts and lets fail. A host's work is done at once."""
+    if driver.name == "cuda":
+        from backends.cuda._native import CudaDriver
+
+        DeviceBytes(CudaDriver()).wait(0)
+
+
 def grid_for(driver: Driver) -> GridGeometry:
     """A small grid of blocks that the driver can map."""
     return GridGeometry(row_tokens=4, columns=COLUMNS, rows=ROWS, block_bytes=max(16384, driver.granularity))
@@ -38,7 +46,9 @@ def grid_for(driver: Driver) -> GridGeometry:
 def whole(driver: Driver, lending: Lending) -> tuple[NativeProvider, UnifiedAllocator, DeviceBytes]:
     """A provider with poison as its scrub, the core's allocator on it unchanged, and access to the bytes."""
     provider = NativeProvider(driver, lending, scrub="poison")
-    return provider, UnifiedAllocator(grid_for(driver), provider), DeviceBytes(driver)
+    memory = UnifiedAllocator(grid_for(driver), provider)
+    settle(driver)  # under remap a row is not lent before its first fill has passed
+    return provider, memory, DeviceBytes(driver)
 
 
 def both_views_show_the_row(driver: Driver, lending: Lending) -> None:
@@ -91,11 +101,13 @@ def lending_by_alias_makes_no_driver_call(driver: Driver, lending: Lending) -> N
     calls: tuple[Call, ...] = ("reserve", "create", "map", "set_access", "unmap", "release", "free", "fill", "copy")
     memory.lend_rows(1)
     provider.scrub(3, 0)
+    settle(driver)  # under remap the scrub must have passed
     provider.return_row(3)
     before = {call: driver.calls(call) for call in calls}
     provider.lend_row(3)
     lend = {call: driver.calls(call) - before[call] for call in calls}
     provider.scrub(3, 0)
+    settle(driver)
     provider.return_row(3)
     both = {call: driver.calls(call) - before[call] for call in calls}
     moved = 0 if lending == "alias" else COLUMNS
@@ -107,40 +119,63 @@ def lending_by_alias_makes_no_driver_call(driver: Driver, lending: Lending) -> N
 
 def faults_leave_everything_as_it_was(driver: Driver, lending: Lending) -> None:
     """Every driver call of commit, lend, scrub and return fails at every position: the call raises, nothing changed."""
-    for kind in ("reserve", "create", "map", "set_access", "unmap", "release", "free", "fill"):
-        for nth in range(2 * ROWS * COLUMNS):
+    kinds: tuple[Call, ...] = (
+        "reserve", "create", "map", "set_access", "unmap", "release", "free", "fill",
+        "event_create", "event_record", "event_query", "event_destroy",
+    )  # fmt: skip
+    for kind in kinds:
+        for nth in range(4 * ROWS * COLUMNS):
             if not _life_with_fault(driver, lending, kind, nth):
                 break
+        else:
+            raise AssertionError(f"more calls of {kind} than were let fail")
 
 
-def _life_with_fault(driver: Driver, lending: Lending, kind: str, nth: int) -> bool:
+def _life_with_fault(driver: Driver, lending: Lending, kind: Call, nth: int) -> bool:
     """One life of a provider in which the nth call of a kind fails; false if it made fewer calls."""
-    provider = NativeProvider(driver, lending)
+    provider = NativeProvider(driver, lending, scrub="poison")
     geometry = grid_for(driver)
-    driver.fail(kind, nth)  # type: ignore[arg-type]
-    steps: list[Callable[[], None]] = [lambda: provider.reserve(geometry)]
+    calls = driver.calls(kind)
+    driver.fail(kind, nth)
+    tensors: list[int] = []
+    steps: list[Callable[[], object]] = [lambda: provider.reserve(geometry)]
     steps += [lambda row=row: provider.commit_row(row) for row in range(ROWS)]  # type: ignore[misc]
     steps += [lambda: provider.lend_row(1), lambda: provider.lend_row(2)]
+    steps += [lambda: tensors.append(provider.space.allocate(5000, 0)), lambda: provider.space.free(tensors.pop(), 0)]
+    for _ in range(2):
+        steps.append(lambda: provider.space.poll())  # noqa: PLW0108 - there is no space yet
     steps += [lambda: provider.return_row(2), lambda: provider.scrub(1, 0), lambda: provider.return_row(1)]
-    failed = False
+    steps += [lambda: provider.lend_row(1), provider.release]
+    failures = 0
     for step in steps:
         before = _state(provider)
+        settle(driver)
         try:
             step()
         except DriverCallError:
-            assert not failed, "one fault, two failures"
-            failed = True
-            assert _state(provider) == before
+            failures += 1
+            if step == provider.release:
+                assert _state(provider) is None
+            elif before is not None and provider.pool.stats()["rows_stranded"]:
+                assert (kind, lending, driver.name) == ("fill", "remap", "cuda")  # pieces of it were still to come
+                settle(driver)
+                provider.release()
+                return True
+            else:
+                assert _state(provider) == before
             provider.check_integrity()
+            settle(driver)
+            if before is not None and step != provider.release:
+                provider.space.poll()
             step()  # it works the second time
         provider.check_integrity()
     driver.clear_faults()
-    if failed:
-        assert provider.pool.stats()["rows_stranded"] == 0
-    provider.release()
+    fired = driver.calls(kind) > calls + nth
+    # What only speeds things up, an event behind a fill, may fail without anyone having to know.
+    assert failures == 1 or (failures == 0 and (not fired or kind.startswith("event"))), (kind, nth, failures)
     if isinstance(driver, HostDriver):
         assert driver.use() == (0, 0, 0, 0), (kind, nth)
-    return failed
+    return fired
 
 
 def _state(provider: NativeProvider) -> object:
@@ -222,7 +257,8 @@ def wrong_use_is_refused(driver: Driver, lending: Lending) -> None:
     raises(OutOfMemoryError, lambda: space.allocate(2**40, 0), "no room")
     raises(MemoryAccountingError, lambda: provider.return_row(3), "1 of its blocks are in use")
     raises(MemoryAccountingError, lambda: provider.lend_row(3), "it is lent")
-    raises(MemoryAccountingError, lambda: provider.return_row(1), "it is with KV")
+    raises(MemoryAccountingError, lambda: provider.return_row(1), "it is with KV and must be lent")
+    raises(MemoryAccountingError, lambda: provider.commit_row(1), "it is with KV and must be uncommitted")
     space.free(at, 0)
     raises(MemoryAccountingError, lambda: space.free(at, 0), "freed twice?")
     provider.check_integrity()

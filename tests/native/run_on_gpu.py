@@ -99,6 +99,7 @@ def late_streams_are_waited_for() -> None:
     driver = CudaDriver()
     provider = NativeProvider(driver)
     memory = UnifiedAllocator(GridGeometry(row_tokens=1024, columns=4, rows=3), provider)
+    torch.cuda.synchronize()  # the first fills: until they have passed, only their own stream gets memory there
     memory.lend_rows(1)
     space = provider.space
     busy, other = torch.cuda.Stream(), torch.cuda.Stream()

@@ -11,16 +11,7 @@ from backends.cuda import _native
 from backends.cuda._native import Driver, HostDriver
 from harli_core.errors import ConfigError, DriverCallError
 from tests.native.driver_contract import CONTRACT, backed, give_back
-
-
-def cuda_driver() -> Driver:
-    """The GPU's driver, or a skip that says why not."""
-    if not _native.with_cuda:
-        pytest.skip("the extension was built without CUDA")
-    try:
-        return _native.CudaDriver()
-    except DriverCallError as error:
-        pytest.skip(str(error))
+from tests.native.machines import cuda_driver
 
 
 @pytest.fixture(params=[lambda: HostDriver(4096), HostDriver, cuda_driver], ids=["host-4k", "host-2m", "cuda"])
@@ -69,10 +60,11 @@ def test_new_memory_is_zero_again() -> None:
     give_back(driver, at, handles)
 
 
-def test_granularity_is_a_multiple_of_the_page() -> None:
-    """Anything else could not be mapped."""
-    with pytest.raises(ConfigError, match="no positive multiple of the page size"):
-        HostDriver(1000)
+@pytest.mark.parametrize("granularity", [0, 1000, 2048, 12288, 2**63])
+def test_granularity_is_a_power_of_two_of_pages(granularity: int) -> None:
+    """Anything else could not be mapped, or not reserved with alignment."""
+    with pytest.raises(ConfigError, match="no power of two of at least a page"):
+        HostDriver(granularity)
 
 
 def test_unknown_call_is_refused() -> None:

@@ -202,6 +202,50 @@ def test_driver_error_while_polling_changes_nothing(call: str) -> None:
     assert space.rows_empty() == [0]
 
 
+@pytest.mark.parametrize("call", ["event_record", "event_query"])
+def test_a_poll_that_fails_midway_forgets_no_fence_that_has_passed(call: str) -> None:
+    """What was found out before the error counts in the next poll, for free memory and for memory held for a stream."""
+    space, driver = space_of(lent=(0, 1))
+    for stream in (1, 2):
+        driver.hold(stream)
+        driver.submit(stream)
+    whole, other = space.allocate(4 * BLOCK, 1), space.allocate(3 * BLOCK, 1)
+    space.free(whole, 1)
+    space.poll()
+    driver.submit(1)
+    space.free(other, 2)  # waits for stream 1, then for stream 2
+    if call == "event_query":
+        space.poll()
+    driver.let_go(1)
+    driver.let_go(2)
+    driver.fail(call, 1)  # type: ignore[arg-type]
+    with pytest.raises(DriverCallError):
+        space.poll()
+    space.check_integrity()
+    for _ in range(3):
+        space.poll()
+    assert space.rows_empty() == [0, 1]
+    assert space.stats()["pending_bytes"] == 0
+
+
+def test_a_fence_found_passed_before_an_error_counts_in_the_next_poll() -> None:
+    """Of two events of one stream the first has passed, and asking for the second fails: the first is not forgotten."""
+    space, driver = space_of(lent=(0, 1))
+    rows = [space.allocate(4 * BLOCK, 1) for _ in range(2)]
+    driver.hold(1)
+    for at in rows:
+        driver.submit(1)
+        space.free(at, 1)
+        space.poll()
+    driver.complete(1, 1)
+    driver.fail("event_query", 1)
+    with pytest.raises(DriverCallError):
+        space.poll()
+    space.poll()
+    assert space.stats()["free_bytes"] == 4 * BLOCK
+    space.check_integrity()
+
+
 def test_threads_share_the_space() -> None:
     """Backward threads allocate, write, check and free at the same time; every tensor keeps its bytes."""
     space, _ = space_of(rows=6, columns=4, lent=(0, 1, 2, 3, 4, 5))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from backends.cuda import _native
 from backends.cuda._native import HostDriver
-from backends.cuda.memory.compaction import HostCompactor
+from backends.cuda.memory.compaction import CudaCompactor, HostCompactor
 from backends.cuda.memory.provider import NativeProvider
+from backends.cuda.memory.torch_pool import TorchPool
 from backends.cuda.memory.views import OwnedBytes, Region, host_bytes, kv_array, kv_tensor, space_tensor, tensor_of
+from harli_core.errors import BackendUnavailableError
 from harli_core.memory.geometry import GridGeometry
 from harli_core.memory.unified import UnifiedAllocator
 
@@ -137,4 +141,40 @@ def test_torch_entry_points(provider: NativeProvider) -> None:
     assert space.stats()["live"] == 0
     free(at, 100, 0, None)  # an error that torch cannot be told
     assert _native.last_torch_error()
+    assert _native.bound_torch_space() is None
+
+
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch fails, as where it is not installed."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda provider: TorchPool(provider.space),
+        lambda provider: kv_tensor(provider.pool, 0, None, (8,), on_gpu=True),
+        lambda provider: kv_tensor(provider.pool, 0, None, (8,), on_gpu=False),
+        lambda provider: CudaCompactor(provider.pool, GRID),
+    ],
+)
+def test_missing_torch_is_one_clear_error(
+    provider: NativeProvider, monkeypatch: pytest.MonkeyPatch, use: Callable[[NativeProvider], object]
+) -> None:
+    """What needs torch says so, and how to get it; nothing stays bound."""
+    without_torch(monkeypatch)
+    with pytest.raises(
+        BackendUnavailableError, match=r"needs torch, which is not installed; install it with: pip install"
+    ):
+        use(provider)
+    assert _native.bound_torch_space() is None
+
+
+def test_torch_without_a_gpu_is_one_clear_error(provider: NativeProvider) -> None:
+    """The CPU build of torch cannot serve the pool for finetuning, and is told from a missing one."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(BackendUnavailableError, match=r"needs a GPU, and torch .* finds none"):
+        TorchPool(provider.space)
     assert _native.bound_torch_space() is None

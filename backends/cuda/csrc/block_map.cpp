@@ -20,9 +20,7 @@ bool test_bit(const std::vector<uint64_t>& bits, uint32_t at) { return (bits[at 
 BlockMap::BlockMap(Grid grid)
     : grid_(grid), held_(grid.rows), open_row_(grid.rows), row_free_(grid.rows), row_ready_(grid.rows),
       tag_(grid.blocks(), not_free), epoch_(grid.blocks()), free_(1, Bits((grid.blocks() + 63) / 64)),
-      open_((grid.blocks() + 63) / 64) {
-    if (grid.blocks() >= std::numeric_limits<uint32_t>::max()) throw ConfigError("tensor space: too many blocks");
-}
+      open_((grid.blocks() + 63) / 64) {}
 
 BlockMap::Bits& BlockMap::bits_of(Tag tag) {
     while (free_.size() <= tag) free_.emplace_back(open_.size());
@@ -36,10 +34,17 @@ void BlockMap::set_open(uint32_t row, bool open) {
     }
 }
 
-void BlockMap::add_row(uint32_t row) {
+void BlockMap::add_row(uint32_t row, Fence fence) {
+    bits_of(fence.tag);  // may throw, where nothing has changed yet
     held_[row] = true;
     set_open(row, true);
-    give(row * grid_.columns, grid_.columns, Fence{});
+    give(row * grid_.columns, grid_.columns, fence);
+}
+
+void BlockMap::refence_row(uint32_t row, Fence fence) {
+    bits_of(fence.tag);
+    take(row * grid_.columns, grid_.columns);
+    give(row * grid_.columns, grid_.columns, fence);
 }
 
 void BlockMap::remove_row(uint32_t row) {

@@ -21,7 +21,8 @@ class BlockMap {
 public:
     explicit BlockMap(Grid grid);
 
-    void add_row(uint32_t row);     // all its blocks ready
+    void add_row(uint32_t row, Fence fence);     // all its blocks free behind the fence
+    void refence_row(uint32_t row, Fence fence);  // the same for a row whose blocks are all ready
     void remove_row(uint32_t row);  // all its blocks must be ready
     void close_row(uint32_t row) { set_open(row, false); }
     void open_row(uint32_t row) { set_open(row, true); }

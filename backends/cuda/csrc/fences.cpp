@@ -1,17 +1,28 @@
 #include "fences.hpp"
 
+#include <utility>
+
 namespace harli {
 
-Fences::~Fences() {
-    for (const Line& line : lines_) {
-        for (const Closing& it : line.closing) spare_.push_back(it.event);
+size_t Fences::drop_events() noexcept {
+    if (!driver_->at_home()) return 0;  // a forked child: they are its parent's
+    for (Line& line : lines_) {
+        for (; !line.closing.empty(); line.closing.pop_front()) spare_.push_back(line.closing.front().event);
     }
-    for (const Event event : spare_) {
+    std::erase_if(spare_, [this](Event event) {
         try {
             driver_->destroy(event);
-        } catch (const std::exception&) {  // nothing is left to be done about it
+            return true;
+        } catch (const std::exception&) {
+            return false;
         }
-    }
+    });
+    return spare_.size();
+}
+
+void Fences::take_events_of(Fences& other) {
+    spare_.insert(spare_.end(), other.spare_.begin(), other.spare_.end());
+    other.spare_.clear();
 }
 
 Tag Fences::tag_of(Stream stream) {
@@ -40,13 +51,12 @@ bool Fences::poll(Tag tag) {
         ++line.open;
         line.wanted = false;
     }
-    const uint64_t before = line.passed;
     while (!line.closing.empty() && driver_->query(line.closing.front().event)) {
         line.passed = line.closing.front().epoch;
         spare_.push_back(line.closing.front().event);
         line.closing.pop_front();
     }
-    return line.passed != before;
+    return std::exchange(line.told, line.passed) != line.passed;
 }
 
 }  // namespace harli

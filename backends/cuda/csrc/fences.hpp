@@ -29,7 +29,7 @@ struct Fence {
 class Fences {
 public:
     explicit Fences(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) {}
-    ~Fences();
+    ~Fences() { drop_events(); }
     Fences(const Fences&) = delete;
     Fences& operator=(const Fences&) = delete;
 
@@ -38,7 +38,11 @@ public:
     Fence now(Tag tag);                                           // a fence behind all that the stream was given so far
     bool passed(Fence fence) const { return fence.tag == ready_tag || fence.epoch <= lines_[fence.tag - 1].passed; }
     uint64_t passed_epoch(Tag tag) const { return lines_[tag - 1].passed; }
-    bool poll(Tag tag);  // close the epoch if fences need it, look at events; true if passed_epoch advanced
+    Stream stream_of(Tag tag) const { return lines_[tag - 1].stream; }
+    size_t drop_events() noexcept;     // fences are good for nothing after that; returns how many the driver kept
+    void take_events_of(Fences& other);  // the ones that it kept, to try again
+    // Close the epoch if fences need it, look at events; true if passed_epoch has advanced since this last said so.
+    bool poll(Tag tag);
 
 private:
     struct Closing {
@@ -49,6 +53,7 @@ private:
         Stream stream = 0;
         uint64_t open = 1;
         uint64_t passed = 0;
+        uint64_t told = 0;  // what `passed` was when poll last returned: one that throws may have got on
         bool wanted = false;  // a fence of the open epoch was given out
         std::deque<Closing> closing;
     };

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 
@@ -15,6 +16,8 @@ namespace {
 [[noreturn]] void fail(Call call, const std::string& why) {
     throw DriverError("driver call " + std::string(call_names[static_cast<size_t>(call)]) + " failed: " + why);
 }
+
+constexpr size_t most_bytes = size_t{1} << 46;  // more than the addresses of a process, and far from wrapping round
 
 void* pointer(Address at) { return reinterpret_cast<void*>(at); }
 
@@ -28,14 +31,15 @@ bool make_reserved(Address at, size_t bytes) {
 
 HostDriver::HostDriver(size_t granularity_bytes) : granularity_(granularity_bytes) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    if (granularity_ == 0 || granularity_ % page != 0) {
+    if (!std::has_single_bit(granularity_) || granularity_ < page || granularity_ > most_bytes) {
         throw ConfigError("host driver: a granularity of " + std::to_string(granularity_) +
-                          " bytes is no positive multiple of the page size, " + std::to_string(page));
+                          " bytes is no power of two of at least a page, " + std::to_string(page) + " bytes");
     }
     memory_ = memfd_create("harli", MFD_CLOEXEC);
     if (memory_ < 0) throw DriverError(std::string("host driver: memfd_create failed: ") + std::strerror(errno));
 }
 
+// Both are this process's own: in a forked child they leave the parent's memory as it is.
 HostDriver::~HostDriver() {
     for (const auto& [at, bytes] : reservations_) munmap(pointer(at), bytes);
     close(memory_);
@@ -50,12 +54,13 @@ void HostDriver::check_aligned(Call call, size_t value) const {
     if (value == 0 || value % granularity_ != 0) {
         fail(call, std::to_string(value) + " is no positive multiple of the granularity, " + std::to_string(granularity_));
     }
+    if (value > most_bytes) fail(call, std::to_string(value) + " bytes are more than any address space has");
 }
 
 Address HostDriver::do_reserve(size_t bytes, size_t alignment) {
     check_aligned(Call::reserve, bytes);
     const size_t step = std::max(alignment, granularity_);
-    if ((step & (step - 1)) != 0) fail(Call::reserve, "the alignment is no power of two");
+    if (!std::has_single_bit(step)) fail(Call::reserve, "the alignment is no power of two");
     std::lock_guard lock(mutex_);
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* const got = mmap(nullptr, bytes + step, PROT_NONE, flags, -1, 0);
@@ -86,6 +91,7 @@ Handle HostDriver::do_create(size_t bytes) {
         offset = hole->second;
         holes_.erase(hole);
     } else {
+        if (bytes > most_bytes - memory_bytes_) fail(Call::create, "out of memory");
         if (ftruncate(memory_, static_cast<off_t>(memory_bytes_ + bytes)) != 0) fail(Call::create, std::strerror(errno));
         memory_bytes_ += bytes;
     }
@@ -119,7 +125,7 @@ void HostDriver::do_map(Address at, size_t bytes, Handle handle) {
     const auto after = reservations_.upper_bound(at);
     if (at % granularity_ != 0 || after == reservations_.begin()) fail(Call::map, "not a reserved, aligned address");
     const auto range = std::prev(after);
-    if (at + bytes > range->first + range->second) fail(Call::map, "not within one reservation");
+    if (bytes > range->second || at - range->first > range->second - bytes) fail(Call::map, "not within one reservation");
     const auto next = mappings_.lower_bound(at);
     const bool overlaps_next = next != mappings_.end() && next->first < at + bytes;
     const bool overlaps_last = next != mappings_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > at;

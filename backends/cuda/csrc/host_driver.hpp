@@ -21,7 +21,7 @@ struct HostUse {
 
 // One memfd holds the physical memory of all handles, each a range of it. Reserved addresses are PROT_NONE, so that
 // touching what is not mapped, or mapped without access, is a SIGSEGV as it is a fault on a GPU.
-// granularity_bytes: a multiple of the page size; the 2 MiB of a GPU by default in Python.
+// granularity_bytes: a power of two, at least a page; the 2 MiB of a GPU by default in Python.
 class HostDriver final : public Driver {
 public:
     explicit HostDriver(size_t granularity_bytes);
@@ -30,7 +30,10 @@ public:
     std::string name() const override { return "host"; }
     bool fresh_memory_is_zero() const override { return true; }
     size_t granularity() const override { return granularity_; }
-    SoftwareStreams& streams() { return streams_; }
+    SoftwareStreams& streams() {
+        require_home("use streams");  // their work would be done in the parent's memory
+        return streams_;
+    }
     HostUse use() const;
 
 private:

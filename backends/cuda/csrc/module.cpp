@@ -108,6 +108,9 @@ void bind_driver(nb::module_& m) {
         .def("fail",
              [](Driver& it, const std::string& call, int64_t nth, int64_t times) { it.ledger().fail(call_of(call), nth, times); },
              "call"_a, "nth"_a = 0, "times"_a = 1)
+        .def("stall", [](Driver& it, const std::string& call) { it.ledger().stall(call_of(call)); }, "call"_a)
+        .def_prop_ro("stalled", [](const Driver& it) { return it.ledger().stalled(); })
+        .def("go_on", [](Driver& it) { it.ledger().go_on(); })
         .def("clear_faults", [](Driver& it) { it.ledger().clear_faults(); });
 
     nb::class_<HostDriver, Driver>(m, "HostDriver")
@@ -134,13 +137,22 @@ void bind_driver(nb::module_& m) {
 #endif
 }
 
+// Driver calls can take milliseconds, and so can waiting for the mutex of a pool that makes them: other Python threads
+// run meanwhile.
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+template <typename Stats>
+Stats unlocked(const auto& it) {
+    const nb::gil_scoped_release released;
+    return it.stats();
+}
+
 void bind_pool(nb::module_& m) {
-    // Driver calls can take milliseconds: other Python threads run meanwhile.
-    using Unlocked = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<PagePool>(m, "PagePool")
         .def("__init__",
-             [](PagePool* self, std::shared_ptr<Driver> driver, uint32_t rows, uint32_t columns, size_t block_bytes, bool alias) {
-                 new (self) PagePool(std::move(driver), {rows, columns, block_bytes}, alias ? Lending::alias : Lending::remap);
+             [](PagePool* self, std::shared_ptr<Driver> driver, uint64_t rows, uint64_t columns, uint64_t block_bytes, bool alias) {
+                 new (self) PagePool(std::move(driver), Grid::checked(rows, columns, block_bytes),
+                                     alias ? Lending::alias : Lending::remap);
              },
              "driver"_a, "rows"_a, "columns"_a, "block_bytes"_a, "alias"_a)
         .def_prop_ro("rows", [](const PagePool& it) { return it.grid().rows; })
@@ -149,27 +161,31 @@ void bind_pool(nb::module_& m) {
         .def_prop_ro("alias", [](const PagePool& it) { return it.lending() == Lending::alias; })
         .def("commit_row", &PagePool::commit_row, "row"_a, "pattern"_a.none() = nb::none(), "stream"_a = 0, Unlocked())
         .def("lend_row", &PagePool::lend_row, "row"_a, Unlocked())
-        .def("scrub_row", &PagePool::scrub_row, "row"_a, "pattern"_a, "stream"_a, Unlocked())
+        .def("scrub_row", [](PagePool& it, uint32_t row, uint16_t pattern, Stream stream) { it.scrub_row(row, pattern, stream); },
+             "row"_a, "pattern"_a, "stream"_a, Unlocked())
         .def("return_row", &PagePool::return_row, "row"_a, "pattern"_a.none(), "stream"_a, Unlocked())
         .def("release", &PagePool::release, Unlocked())
         .def("kv_address", &PagePool::kv_address, "column"_a, "row"_a)
         .def("general_address", &PagePool::general_address, "row"_a, "column"_a)
-        .def("is_lent", &PagePool::is_lent, "row"_a)
-        .def("stats", [](const PagePool& it) { return pool_dict(it.stats()); })
-        .def("check_integrity", &PagePool::check_integrity);
+        .def("is_lent", &PagePool::is_lent, "row"_a, Unlocked())
+        .def("stats", [](const PagePool& it) { return pool_dict(unlocked<PoolStats>(it)); })
+        .def("check_integrity", &PagePool::check_integrity, Unlocked());
 }
 
 void bind_space(nb::module_& m) {
+    // What a finetune iteration calls thousands of times keeps Python's lock: it takes less time than giving it up, and
+    // waits for nothing that takes longer.
     nb::class_<TensorSpace>(m, "TensorSpace")
         .def(nb::init<std::shared_ptr<PagePool>, size_t>(), "pool"_a, "granule_bytes"_a = 2048)
         .def("allocate", &TensorSpace::allocate, "size_bytes"_a, "stream"_a = 0)
         .def("free", &TensorSpace::free, "address"_a, "stream"_a = 0)
         .def("record_use", &TensorSpace::record_use, "address"_a, "stream"_a)
         .def("poll", &TensorSpace::poll)
-        .def("add_row", &TensorSpace::add_row, "row"_a)
+        .def("add_row", &TensorSpace::add_row, "row"_a, Unlocked())
         .def("close_row", &TensorSpace::close_row, "row"_a)
-        .def("open_row", &TensorSpace::open_row, "row"_a)
-        .def("remove_row", &TensorSpace::remove_row, "row"_a)
+        .def("open_row", &TensorSpace::open_row, "row"_a, Unlocked())
+        .def("scrub_row", &TensorSpace::scrub_row, "row"_a, "pattern"_a, "stream"_a, Unlocked())
+        .def("remove_row", &TensorSpace::remove_row, "row"_a, Unlocked())
         .def("holds_row", &TensorSpace::holds_row, "row"_a)
         .def("rows", &TensorSpace::rows)
         .def("rows_open", &TensorSpace::rows_open)
@@ -180,9 +196,9 @@ void bind_space(nb::module_& m) {
         .def("row_open", &TensorSpace::row_open, "row"_a)
         .def("owns", &TensorSpace::owns, "address"_a)
         .def("size_of", &TensorSpace::size_of, "address"_a)
-        .def("stats", [](const TensorSpace& it) { return space_dict(it.stats()); })
+        .def("stats", [](const TensorSpace& it) { return space_dict(unlocked<SpaceStats>(it)); })
         .def("reset_latencies", &TensorSpace::reset_latencies)
-        .def("check_integrity", &TensorSpace::check_integrity);
+        .def("check_integrity", &TensorSpace::check_integrity, Unlocked());
     m.def("bind_torch_space", &bind_torch_space, "space"_a.none());
     m.def("bound_torch_space", &bound_torch_space);
     m.def("last_torch_error", &last_torch_error);

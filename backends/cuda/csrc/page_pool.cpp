@@ -11,24 +11,26 @@ namespace {
 // Range of one column in the KV view: its rows, and a guard block that is never mapped.
 size_t column_bytes(const Grid& grid) { return (static_cast<size_t>(grid.rows) + 1) * grid.block_bytes; }
 
-// Run a clean-up step; true if the driver refused it.
-template <typename Step>
-bool refused(Step&& step) noexcept {
-    try {
-        step();
-        return false;
-    } catch (const std::exception&) {
-        return true;
-    }
-}
-
 }  // namespace
 
-PagePool::PagePool(std::shared_ptr<Driver> driver, Grid grid, Lending lending)
-    : driver_(std::move(driver)), grid_(grid), lending_(lending) {
-    if (grid_.rows == 0 || grid_.columns == 0 || grid_.block_bytes == 0) {
-        throw ConfigError("page pool: a grid needs at least one row, one column and one byte a block");
+Grid Grid::checked(uint64_t rows, uint64_t columns, uint64_t block_bytes) {
+    constexpr uint64_t most_blocks = uint64_t{1} << 21;
+    constexpr uint64_t most_bytes = uint64_t{1} << 46;
+    const std::string asked = "page pool: a grid of " + std::to_string(rows) + " rows, " + std::to_string(columns) +
+                              " columns and " + std::to_string(block_bytes) + " bytes a block ";
+    if (rows == 0 || columns == 0 || block_bytes == 0) {
+        throw ConfigError(asked + "is empty: at least one row, one column and one byte a block are needed");
     }
+    if (rows > most_blocks / columns) throw ConfigError(asked + "has too many blocks: at most " + std::to_string(most_blocks));
+    if (block_bytes > most_bytes / (columns * (rows + 1))) {  // the KV view with its guard blocks is the larger view
+        throw ConfigError(asked + "is too large: at most " + std::to_string(most_bytes) + " bytes of addresses a view");
+    }
+    return {static_cast<uint32_t>(rows), static_cast<uint32_t>(columns), block_bytes};
+}
+
+PagePool::PagePool(std::shared_ptr<Driver> driver, Grid grid, Lending lending)
+    : driver_(std::move(driver)), grid_(Grid::checked(grid.rows, grid.columns, grid.block_bytes)), lending_(lending),
+      fences_(driver_) {
     const size_t granularity = driver_->granularity();
     if (grid_.block_bytes % granularity != 0) {
         throw ConfigError("page pool: blocks of " + std::to_string(grid_.block_bytes) +
@@ -38,6 +40,8 @@ PagePool::PagePool(std::shared_ptr<Driver> driver, Grid grid, Lending lending)
     blocks_.resize(grid_.blocks());
     states_.assign(grid_.rows, State::uncommitted);
     clean_.assign(grid_.rows, false);
+    held_.assign(grid_.rows, false);
+    fills_.resize(grid_.rows);
     kv_base_ = driver_->reserve(grid_.columns * column_bytes(grid_), granularity);
     kv_reserved_ = true;
     try {
@@ -56,29 +60,40 @@ Address PagePool::address(View view, uint32_t row, uint32_t column) const {
     return general_base_ + (static_cast<size_t>(row) * grid_.columns + column) * grid_.block_bytes;
 }
 
+std::unique_lock<std::mutex> PagePool::lock(const char* verb) const {
+    driver_->require_home(verb);  // before locking: the thread that had the mutex may not be in a forked child
+    return std::unique_lock(mutex_);
+}
+
+void PagePool::require_unreleased(const char* verb) const {
+    if (released_) throw StateError(std::string("cannot ") + verb + ": the page pool is released");
+}
+
 Address PagePool::kv_address(uint32_t column, uint32_t row) const {
+    require_unreleased("give an address");
     if (column >= grid_.columns || row >= grid_.rows) {
-        throw StateError("no KV block at column " + std::to_string(column) + ", row " + std::to_string(row));
+        throw StateError("there is no KV block at column " + std::to_string(column) + ", row " + std::to_string(row));
     }
     return address(kv_view, row, column);
 }
 
 Address PagePool::general_address(uint32_t row, uint32_t column) const {
+    require_unreleased("give an address");
     if (column >= grid_.columns || row >= grid_.rows) {
-        throw StateError("no general-purpose block at row " + std::to_string(row) + ", column " + std::to_string(column));
+        throw StateError("there is no general-purpose block at row " + std::to_string(row) + ", column " + std::to_string(column));
     }
     return address(general_view, row, column);
 }
 
 PagePool::State& PagePool::checked_state(const char* verb, uint32_t row, State wanted) {
-    static constexpr const char* names[] = {"not committed", "with KV", "lent", "stranded by a driver error"};
-    if (row >= grid_.rows || !kv_reserved_) {
-        throw StateError(std::string("cannot ") + verb + " row " + std::to_string(row) + ": outside the grid, or it is released");
-    }
+    static constexpr const char* names[] = {"uncommitted", "with KV", "lent", "stranded by a driver error"};
+    const std::string action = std::string(verb) + " row " + std::to_string(row);
+    require_unreleased(action.c_str());
+    if (row >= grid_.rows) throw StateError("cannot " + action + ": the grid has rows 0 to " + std::to_string(grid_.rows - 1));
     State& state = states_[row];
     if (state != wanted) {
-        throw StateError(std::string("cannot ") + verb + " row " + std::to_string(row) + ": it is " +
-                         names[static_cast<size_t>(state)] + ", not " + names[static_cast<size_t>(wanted)]);
+        throw StateError("cannot " + action + ": it is " + names[static_cast<size_t>(state)] + " and must be " +
+                         names[static_cast<size_t>(wanted)]);
     }
     return state;
 }
@@ -113,26 +128,8 @@ void PagePool::unmap_row(View view, uint32_t row) {
     }
 }
 
-// The new view is mapped before the old one goes, so that a failing map (the likely failure) leaves the old untouched.
-void PagePool::move_row(uint32_t row, View from, View to) {
-    bool was_there = false;  // after a fill that failed, see return_row: then it may be in use, and stays
-    for (uint32_t column = 0; column < grid_.columns; ++column) was_there = was_there || block(row, column).mapped[to];
-    try {
-        map_row(to, row);
-        unmap_row(from, row);
-    } catch (...) {
-        bool lost = refused([&] { map_row(from, row); });
-        if (!was_there) lost = refused([&] { unmap_row(to, row); }) || lost;
-        if (lost) {
-            states_[row] = State::stranded;
-            throw DriverError("row " + std::to_string(row) + " is stranded: a driver call failed, and so did undoing it");
-        }
-        throw;
-    }
-}
-
 void PagePool::commit_row(uint32_t row, std::optional<uint16_t> pattern, Stream stream) {
-    std::lock_guard lock(mutex_);
+    const auto locked = lock("commit a row");
     State& state = checked_state("commit", row, State::uncommitted);
     try {
         for (uint32_t column = 0; column < grid_.columns; ++column) {
@@ -144,6 +141,10 @@ void PagePool::commit_row(uint32_t row, std::optional<uint16_t> pattern, Stream 
         if (lending_ == Lending::alias) map_row(general_view, row);
         if (pattern) fill_row(row, *pattern, stream);
     } catch (...) {
+        if (fill_under_way(row)) {  // of some columns: they must not be unmapped under it
+            state = State::stranded;
+            throw DriverError("row " + std::to_string(row) + " is stranded: filling it failed midway, and it cannot be unmapped yet");
+        }
         drop_row(row);
         const auto first = blocks_.begin() + static_cast<ptrdiff_t>(row) * grid_.columns;
         const bool lost = std::any_of(first, first + grid_.columns, [](const Block& it) { return it.created; });
@@ -151,62 +152,6 @@ void PagePool::commit_row(uint32_t row, std::optional<uint16_t> pattern, Stream 
         throw;
     }
     state = State::kv;
-}
-
-// Through the general-purpose view where it is mapped, since the row is one range there.
-void PagePool::fill_row(uint32_t row, uint16_t pattern, Stream stream) {
-    if (block(row, 0).mapped[general_view]) {
-        driver_->fill(address(general_view, row, 0), pattern, grid_.row_bytes(), stream);
-        return;
-    }
-    for (uint32_t column = 0; column < grid_.columns; ++column) {
-        driver_->fill(address(kv_view, row, column), pattern, grid_.block_bytes, stream);
-    }
-}
-
-void PagePool::lend_row(uint32_t row) {
-    std::lock_guard lock(mutex_);
-    const Stopwatch watch(stats_.lend);
-    State& state = checked_state("lend", row, State::kv);
-    if (lending_ == Lending::remap) move_row(row, kv_view, general_view);
-    state = State::lent;
-    clean_[row] = false;
-    watch.done();
-}
-
-void PagePool::scrub_row(uint32_t row, uint16_t pattern, Stream stream) {
-    std::lock_guard lock(mutex_);
-    checked_state("scrub", row, State::lent);
-    fill_row(row, pattern, stream);
-    clean_[row] = true;
-}
-
-void PagePool::mark_used(uint32_t row) {
-    std::lock_guard lock(mutex_);
-    clean_[row] = false;
-}
-
-void PagePool::return_row(uint32_t row, std::optional<uint16_t> pattern, Stream stream) {
-    std::lock_guard lock(mutex_);
-    const Stopwatch watch(stats_.give_back);
-    State& state = checked_state("return", row, State::lent);
-    const bool fill = pattern.has_value() && !clean_[row];
-    if (lending_ == Lending::alias) {
-        if (fill) fill_row(row, *pattern, stream);
-    } else {
-        move_row(row, general_view, kv_view);
-        try {
-            if (fill) fill_row(row, *pattern, stream);
-        } catch (...) {
-            // Fills may be under way through the KV view, so it stays mapped: the row is lent again with both views,
-            // and the next attempt goes on from there.
-            if (refused([&] { map_row(general_view, row); })) state = State::stranded;
-            throw;
-        }
-    }
-    state = State::kv;
-    clean_[row] = false;
-    watch.done();
 }
 
 void PagePool::drop_row(uint32_t row) noexcept {
@@ -236,7 +181,9 @@ size_t PagePool::drop_ranges() noexcept {
 }
 
 size_t PagePool::release() noexcept {
-    std::lock_guard lock(mutex_);
+    if (!driver_->at_home()) return 0;
+    const std::lock_guard locked(mutex_);
+    released_ = true;
     size_t kept = 0;
     for (uint32_t row = 0; row < grid_.rows; ++row) {
         drop_row(row);
@@ -247,16 +194,17 @@ size_t PagePool::release() noexcept {
         }
         states_[row] = whole ? State::uncommitted : State::stranded;
     }
-    return kept + drop_ranges();
+    fills_.assign(fills_.size(), Fill{});
+    return kept + drop_ranges() + fences_.drop_events();
 }
 
 bool PagePool::is_lent(uint32_t row) const {
-    std::lock_guard lock(mutex_);
+    const auto locked = lock("look at a row");
     return row < grid_.rows && states_[row] == State::lent;
 }
 
 PoolStats PagePool::stats() const {
-    std::lock_guard lock(mutex_);
+    const auto locked = lock("count rows");
     PoolStats now = stats_;
     for (const State state : states_) {
         now.rows_committed += state == State::kv || state == State::lent;
@@ -268,7 +216,12 @@ PoolStats PagePool::stats() const {
 }
 
 void PagePool::check_integrity() const {
-    std::lock_guard lock(mutex_);
+    const auto locked = lock("check the pool");
+    for (uint32_t row = 0; row < grid_.rows; ++row) {
+        if (held_[row] && !released_ && states_[row] != State::lent) {
+            throw StateError("page pool: row " + std::to_string(row) + " is held but not lent");
+        }
+    }
     for (size_t at = 0; at < blocks_.size(); ++at) {
         const Block& it = blocks_[at];
         const State state = states_[at / grid_.columns];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <string>
 
@@ -9,12 +10,23 @@ namespace harli {
 
 namespace {
 
-uint32_t granules_a_block(const Grid& grid, size_t granule_bytes) {
+// Before any table is built from it: granules are counted in 32 bits, over all blocks.
+size_t checked_granule_bytes(const Grid& grid, size_t granule_bytes) {
+    const std::string asked = "tensor space: granules of " + std::to_string(granule_bytes) + " bytes ";
     if (granule_bytes == 0 || grid.block_bytes % granule_bytes != 0) {
-        throw ConfigError("tensor space: granules of " + std::to_string(granule_bytes) + " bytes do not divide a block of " +
-                          std::to_string(grid.block_bytes) + " bytes");
+        throw ConfigError(asked + "do not divide a block of " + std::to_string(grid.block_bytes) + " bytes");
     }
-    return static_cast<uint32_t>(grid.block_bytes / granule_bytes);
+    const size_t granules = grid.block_bytes / granule_bytes;
+    if (!std::has_single_bit(granules)) {
+        throw ConfigError(asked + "make " + std::to_string(granules) + " of a block, which must be a power of two granules");
+    }
+    constexpr size_t most = (size_t{1} << 32) - 1;
+    if (granules > most / grid.blocks()) {
+        throw ConfigError(asked + "make " + std::to_string(granules) + " of each of " + std::to_string(grid.blocks()) +
+                          " blocks: together at most " + std::to_string(most) + ", so take larger granules");
+    }
+    if (grid.block_bytes > most) throw ConfigError("tensor space: blocks of 4 GiB or more cannot be cut up");
+    return granule_bytes;
 }
 
 // Without a string stream: those of a process that has loaded torch may not be this library's, and crash.
@@ -27,19 +39,31 @@ std::string hex(Address address) {
 }  // namespace
 
 TensorSpace::TensorSpace(std::shared_ptr<PagePool> pool, size_t granule_bytes)
-    : pool_(std::move(pool)), granule_bytes_(granule_bytes), block_bytes_(pool_->grid().block_bytes),
+    : pool_(std::move(pool)), granule_bytes_(checked_granule_bytes(pool_->grid(), granule_bytes)), block_bytes_(pool_->grid().block_bytes),
       columns_(pool_->grid().columns), base_(pool_->general_address(0, 0)),
       view_bytes_(pool_->grid().blocks() * block_bytes_),
       fences_(std::shared_ptr<Driver>(pool_, &pool_->driver())), blocks_(pool_->grid()),
-      granules_(granules_a_block(pool_->grid(), granule_bytes),
+      granules_(static_cast<uint32_t>(block_bytes_ / granule_bytes_),
                 [this](uint32_t block, Fence fence) {
                     slab_of_[block] = no_slab;
                     blocks_.give(block, 1, fences_.passed(fence) ? Fence{} : fence);
                 }),
       slab_of_(pool_->grid().blocks(), no_slab), large_(pool_->grid().blocks()), live_in_row_(pool_->grid().rows) {}
 
+TensorSpace::~TensorSpace() {
+    if (!pool_->driver().at_home()) return;
+    for (const uint32_t row : rows()) pool_->let_row_go(row);
+    if (fences_.drop_events() > 0) pool_->take_events_of(fences_);
+}
+
+std::unique_lock<std::mutex> TensorSpace::lock(const char* verb) const {
+    pool_->driver().require_home(verb);  // before locking: the thread that had the mutex may not be in a forked child
+    return std::unique_lock(mutex_);
+}
+
 Address TensorSpace::allocate(size_t bytes, Stream stream) {
-    std::lock_guard lock(mutex_);
+    const auto locked = lock("allocate");
+    if (pool_->released()) throw StateError("cannot allocate: the page pool is released");
     const Stopwatch watch(counts_.allocate);
     if (bytes == 0) throw StateError("cannot allocate 0 bytes: at least 1 is needed");
     Address address = 0;
@@ -123,7 +147,7 @@ TensorSpace::Found TensorSpace::find(Address address, const char* verb) const {
 }
 
 void TensorSpace::record_use(Address address, Stream stream) {
-    std::lock_guard lock(mutex_);
+    const auto locked = lock("record a use");
     find(address, "record a use of");
     const Tag tag = fences_.tag_of(stream);
     auto& tags = uses_[address];
@@ -131,7 +155,8 @@ void TensorSpace::record_use(Address address, Stream stream) {
 }
 
 void TensorSpace::free(Address address, Stream stream) {
-    std::lock_guard lock(mutex_);
+    if (!pool_->driver().at_home()) return;  // a copy of the tensor goes in a forked child; the parent has it still
+    const auto locked = lock("free");
     const Stopwatch watch(counts_.free);
     const Found found = find(address, "free");
     const Tag tag = fences_.tag_of(stream);
@@ -173,16 +198,19 @@ void TensorSpace::give_back(const Range& range, Fence fence) {
 }
 
 void TensorSpace::poll() {
-    std::lock_guard lock(mutex_);
+    const auto locked = lock("poll");
     poll_locked();
 }
 
 void TensorSpace::poll_locked() {
     for (Tag tag = 1; tag <= fences_.tags(); ++tag) {
         if (!fences_.poll(tag)) continue;
+        fences_moved_ = true;
         granules_.promote(tag, fences_.passed_epoch(tag));
         blocks_.promote(tag, fences_.passed_epoch(tag));
     }
+    if (!fences_moved_) return;
+    fences_moved_ = false;
     std::erase_if(held_, [this](const Held& it) {
         const auto passed = [this](const Fence& fence) { return fences_.passed(fence); };
         if (!std::all_of(it.others.begin(), it.others.end(), passed)) return false;
@@ -192,222 +220,12 @@ void TensorSpace::poll_locked() {
     });
 }
 
-void TensorSpace::check_row(uint32_t row, const char* verb) const {
-    if (row >= pool_->grid().rows || !blocks_.holds(row)) {
-        throw StateError(std::string("cannot ") + verb + " row " + std::to_string(row) + ": the tensor space does not hold it");
-    }
-}
-
-void TensorSpace::add_row(uint32_t row) {
-    std::lock_guard lock(mutex_);
-    if (row >= pool_->grid().rows || blocks_.holds(row) || !pool_->is_lent(row)) {
-        throw StateError("cannot add row " + std::to_string(row) + " to the tensor space: not lent, or held already");
-    }
-    blocks_.add_row(row);
-    pool_->mark_used(row);
-}
-
-void TensorSpace::set_row_open(uint32_t row, bool open) {
-    open ? blocks_.open_row(row) : blocks_.close_row(row);
-    for (uint32_t block = row * columns_; block < (row + 1) * columns_; ++block) {
-        if (slab_of_[block] != no_slab) granules_.set_open(slab_of_[block], open);
-    }
-}
-
-void TensorSpace::close_row(uint32_t row) {
-    std::lock_guard lock(mutex_);
-    check_row(row, "close");
-    set_row_open(row, false);
-}
-
-void TensorSpace::open_row(uint32_t row) {
-    std::lock_guard lock(mutex_);
-    check_row(row, "open");
-    set_row_open(row, true);
-    pool_->mark_used(row);
-}
-
-void TensorSpace::remove_row(uint32_t row) {
-    std::lock_guard lock(mutex_);
-    check_row(row, "remove");
-    if (blocks_.ready_in(row) != columns_) {
-        throw StateError("cannot remove row " + std::to_string(row) + " from the tensor space: " +
-                         std::to_string(columns_ - blocks_.free_in(row)) + " of its blocks are in use, " +
-                         std::to_string(blocks_.free_in(row) - blocks_.ready_in(row)) + " wait for a fence");
-    }
-    blocks_.remove_row(row);
-}
-
-bool TensorSpace::holds_row(uint32_t row) const {
-    std::lock_guard lock(mutex_);
-    return row < pool_->grid().rows && blocks_.holds(row);
-}
-
-template <typename Wanted>
-std::vector<uint32_t> TensorSpace::rows_where(Wanted&& wanted) const {
-    std::lock_guard lock(mutex_);
-    std::vector<uint32_t> found;
-    for (uint32_t row = 0; row < pool_->grid().rows; ++row) {
-        if (blocks_.holds(row) && wanted(row)) found.push_back(row);
-    }
-    return found;
-}
-
-std::vector<uint32_t> TensorSpace::rows() const {
-    return rows_where([](uint32_t) { return true; });
-}
-
-std::vector<uint32_t> TensorSpace::rows_open() const {
-    return rows_where([this](uint32_t row) { return blocks_.is_open(row); });
-}
-
-std::vector<uint32_t> TensorSpace::rows_empty() const {
-    return rows_where([this](uint32_t row) { return blocks_.ready_in(row) == columns_; });
-}
-
-std::vector<uint32_t> TensorSpace::rows_idle() const {
-    return rows_where([this](uint32_t row) { return live_in_row_[row] == 0; });
-}
-
-std::vector<uint32_t> TensorSpace::lowest_idle_rows(uint32_t count) const {
-    std::lock_guard lock(mutex_);
-    std::vector<uint32_t> found;
-    for (uint32_t row = 0; row < pool_->grid().rows && found.size() < count; ++row) {
-        if (blocks_.is_open(row) && live_in_row_[row] == 0) found.push_back(row);
-    }
-    return found;
-}
-
-bool TensorSpace::row_empty(uint32_t row) const {
-    std::lock_guard lock(mutex_);
-    return row < pool_->grid().rows && blocks_.holds(row) && blocks_.ready_in(row) == columns_;
-}
-
-bool TensorSpace::row_open(uint32_t row) const {
-    std::lock_guard lock(mutex_);
-    return row < pool_->grid().rows && blocks_.is_open(row);
-}
-
 void TensorSpace::count_in_rows(const Range& range, int change) {
     const uint32_t blocks = range.blocks == 0 ? 1 : range.blocks + (range.granules > 0 ? 1 : 0);
     const uint32_t last = (range.first_block + blocks - 1) / columns_;
     for (uint32_t row = range.first_block / columns_; row <= last; ++row) {
         live_in_row_[row] = static_cast<uint32_t>(static_cast<int64_t>(live_in_row_[row]) + change);
     }
-}
-
-bool TensorSpace::owns(Address address) const { return address >= base_ && address < base_ + view_bytes_; }
-
-uint64_t TensorSpace::live() const {
-    std::lock_guard lock(mutex_);
-    return counts_.live;
-}
-
-size_t TensorSpace::size_of(Address address) const {
-    std::lock_guard lock(mutex_);
-    return find(address, "size").requested_bytes;
-}
-
-size_t TensorSpace::largest_allocatable() const {
-    const size_t run = blocks_.longest_ready_run();
-    return run > 0 ? run * block_bytes_ : granules_.largest_ready() * granule_bytes_;
-}
-
-SpaceStats TensorSpace::stats() const {
-    std::lock_guard lock(mutex_);
-    SpaceStats now = counts_;
-    const Grid& grid = pool_->grid();
-    for (uint32_t row = 0; row < grid.rows; ++row) now.rows += blocks_.holds(row);
-    now.used_bytes = used_granules_ * granule_bytes_;
-    now.free_bytes = blocks_.ready_blocks() * block_bytes_;
-    now.pending_bytes = blocks_.pending_blocks() * block_bytes_ + held_granules_ * granule_bytes_;
-    for (uint32_t slab = 0; slab < granules_.slabs(); ++slab) {
-        if (!granules_.slab(slab).in_use) continue;
-        now.cut_up_free_bytes += granules_.slab(slab).free_granules * granule_bytes_;
-        for (uint32_t node = slab * granules_.granules(); node < (slab + 1) * granules_.granules(); ++node) {
-            const auto piece = granules_.free_piece(node);
-            if (!piece) continue;
-            (piece->fence.tag == ready_tag ? now.free_bytes : now.pending_bytes) += piece->granules * granule_bytes_;
-        }
-    }
-    now.fragmentation_bytes = now.cut_up_free_bytes + now.used_bytes - now.requested_bytes;
-    now.largest_allocatable_bytes = largest_allocatable();
-    return now;
-}
-
-void TensorSpace::reset_latencies() {
-    std::lock_guard lock(mutex_);
-    counts_.allocate = Latency{};
-    counts_.free = Latency{};
-}
-
-void TensorSpace::check_integrity() const {
-    std::lock_guard lock(mutex_);
-    blocks_.check_integrity();
-    granules_.check_integrity();
-    const auto require = [](bool right, const std::string& what) {
-        if (!right) throw StateError("tensor space: " + what);
-    };
-    // Every granule of every row held has one owner: free block, free piece, live allocation, or one held by fences.
-    const uint32_t block_granules = granules_.granules();
-    std::vector<uint32_t> owned(slab_of_.size());  // granules of each block that have an owner
-    std::vector<uint8_t> piece(granules_.slabs() * block_granules);
-    const auto own_piece = [&](uint32_t node, uint32_t count) {
-        for (uint32_t at = node; at < node + count; ++at) require(piece[at]++ == 0, "a granule has two owners");
-        owned[granules_.slab(node / block_granules).block] += count;
-    };
-    std::vector<uint32_t> live_in_row(live_in_row_.size());
-    size_t live = 0;
-    size_t requested = 0;
-    size_t used = 0;
-    const auto own_range = [&](const Range& range) {
-        for (uint32_t block = range.first_block; block < range.first_block + range.blocks; ++block) {
-            require(slab_of_[block] == no_slab && !blocks_.is_free(block), "a block of an allocation is free or cut up");
-            owned[block] += block_granules;
-        }
-        if (range.granules > 0) own_piece(range.node, range.granules);
-    };
-    for (uint32_t block = 0; block < slab_of_.size(); ++block) {
-        if (blocks_.is_free(block)) owned[block] += block_granules;
-        if (slab_of_[block] != no_slab) {
-            const GranulePool::Slab& slab = granules_.slab(slab_of_[block]);
-            const bool right = slab.in_use && slab.block == block && !blocks_.is_free(block) &&
-                               slab.open == blocks_.is_open(block / columns_);
-            require(right, "slab and block do not agree");
-        }
-        const Large& it = large_[block];
-        if (it.blocks == 0) continue;
-        const uint32_t node = it.tail_granules > 0 ? slab_of_[block + it.blocks] * block_granules : 0;
-        own_range({block, it.blocks, node, it.tail_granules});
-        const uint32_t last = block + it.blocks - (it.tail_granules > 0 ? 0 : 1);
-        for (uint32_t row = block / columns_; row <= last / columns_; ++row) ++live_in_row[row];
-        ++live;
-        requested += it.requested_bytes;
-        used += static_cast<size_t>(it.blocks) * block_granules + it.tail_granules;
-    }
-    for (uint32_t node = 0; node < piece.size(); ++node) {
-        if (const auto it = granules_.free_piece(node)) own_piece(node, it->granules);
-        const GranulePool::Live& it = granules_.live(node);
-        if (it.granules == 0) continue;
-        own_piece(node, it.granules);
-        ++live_in_row[granules_.slab(node / block_granules).block / columns_];
-        ++live;
-        requested += it.requested_bytes;
-        used += it.granules;
-    }
-    size_t held = 0;
-    for (const Held& it : held_) {
-        own_range(it.range);
-        held += static_cast<size_t>(it.range.blocks) * block_granules + it.range.granules;
-    }
-    for (uint32_t block = 0; block < owned.size(); ++block) {
-        const bool in_row = blocks_.holds(block / columns_);
-        require(owned[block] == (in_row ? block_granules : 0), "block " + std::to_string(block) + " is not wholly owned");
-        require(!in_row || pool_->is_lent(block / columns_), "a row is held but not lent");
-    }
-    require(live_in_row == live_in_row_, "allocations of a row are miscounted");
-    require(live == counts_.live && requested == counts_.requested_bytes && used == used_granules_ && held == held_granules_,
-            "allocations are miscounted");
 }
 
 }  // namespace harli

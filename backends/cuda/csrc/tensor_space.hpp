@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -36,10 +37,14 @@ struct SpaceStats {
 // that S was given before the free has passed, and the same holds for the stream that it was allocated on and for those
 // named by record_use (for S too, then). poll() finds out; nothing waits.
 //
-// A call that throws has changed nothing. Thread-safe: one lock, never held while anything waits.
+// Once the pool is released nothing is allocated any more; what is live can be freed. In a forked child, which shares the
+// memory, everything is refused but freeing, and that does nothing.
+//
+// A call that throws has changed nothing. Thread-safe: one lock, taken before the pool's and never by the pool.
 class TensorSpace {
 public:
-    TensorSpace(std::shared_ptr<PagePool> pool, size_t granule_bytes);
+    TensorSpace(std::shared_ptr<PagePool> pool, size_t granule_bytes);  // throws ConfigError before any table is built
+    ~TensorSpace();
     TensorSpace(const TensorSpace&) = delete;
     TensorSpace& operator=(const TensorSpace&) = delete;
 
@@ -48,9 +53,10 @@ public:
     void free(Address address, Stream stream);
     void poll();
 
-    void add_row(uint32_t row);     // lent by the pool
+    void add_row(uint32_t row);     // lent by the pool, and held by no other space; the pool does not take it back before
     void close_row(uint32_t row);   // allocate nothing here any more
     void open_row(uint32_t row);
+    void scrub_row(uint32_t row, uint16_t pattern, Stream stream);  // fill and close; throws unless it is empty
     void remove_row(uint32_t row);  // throws unless it is empty
 
     bool holds_row(uint32_t row) const;
@@ -102,7 +108,10 @@ private:
     void poll_locked();
     template <typename Wanted>
     std::vector<uint32_t> rows_where(Wanted&& wanted) const;
+    std::unique_lock<std::mutex> lock(const char* verb) const;
+    Fence fence_behind(std::optional<Stream> stream);
     void check_row(uint32_t row, const char* verb) const;
+    void check_empty(uint32_t row, const char* verb) const;
     void set_row_open(uint32_t row, bool open);
     size_t largest_allocatable() const;
     Address address_of(uint32_t block) const { return base_ + block * block_bytes_; }
@@ -121,6 +130,7 @@ private:
     std::vector<Large> large_;       // by first block
     std::vector<uint32_t> live_in_row_;  // allocations that touch it
     std::vector<Held> held_;
+    bool fences_moved_ = false;  // since held_ was looked through
     std::unordered_map<Address, std::vector<Tag>> uses_;
     size_t held_granules_ = 0;
     size_t used_granules_ = 0;

@@ -7,7 +7,8 @@ namespace harli {
 
 namespace {
 
-// Process-wide because torch calls plain functions without a context.
+// Process-wide because torch calls plain functions without a context. A space is let go of without the mutex: if that is
+// the last reference, Python's lock is waited for, whose holder may be waiting for the mutex.
 struct Binding {
     std::mutex mutex;
     std::shared_ptr<TensorSpace> current;
@@ -18,6 +19,20 @@ struct Binding {
 Binding& binding() {
     static auto* const only = new Binding;  // never destroyed: torch may free while the process exits
     return *only;
+}
+
+using Spaces = std::vector<std::shared_ptr<TensorSpace>>;
+
+// Take those out of which torch has nothing any more; the caller has the mutex, and drops the result without it.
+Spaces take_done(Spaces& spaces) {
+    Spaces done;
+    done.reserve(spaces.size());
+    std::erase_if(spaces, [&done](auto& space) {
+        if (space->live() > 0) return false;
+        done.push_back(std::move(space));
+        return true;
+    });
+    return done;
 }
 
 void remember(const char* error) noexcept {
@@ -32,10 +47,13 @@ void remember(const char* error) noexcept {
 
 void bind_torch_space(std::shared_ptr<TensorSpace> space) {
     Binding& it = binding();
-    const std::lock_guard lock(it.mutex);
-    std::erase_if(it.earlier, [&](const auto& before) { return before == space || before->live() == 0; });
-    if (it.current != nullptr && it.current != space && it.current->live() > 0) it.earlier.push_back(it.current);
-    it.current = std::move(space);
+    Spaces done;
+    const std::lock_guard lock(it.mutex);  // goes before `done` does
+    done = take_done(it.earlier);
+    it.earlier.reserve(it.earlier.size() + 1);
+    std::erase(it.earlier, space);
+    std::swap(it.current, space);
+    if (space != nullptr && space != it.current && space->live() > 0) it.earlier.push_back(space);
 }
 
 std::shared_ptr<TensorSpace> bound_torch_space() {
@@ -70,7 +88,7 @@ void harli_torch_free(void* pointer, ptrdiff_t /*size*/, int /*device*/, void* s
     try {
         auto owner = bound_torch_space();
         if (owner == nullptr || !owner->owns(address)) {
-            owner = nullptr;
+            owner.reset();
             const std::lock_guard lock(binding().mutex);
             for (const auto& space : binding().earlier) {
                 if (space->owns(address)) owner = space;
@@ -78,8 +96,9 @@ void harli_torch_free(void* pointer, ptrdiff_t /*size*/, int /*device*/, void* s
         }
         if (owner == nullptr) throw StateError("torch freed an address of no tensor space");
         owner->free(address, reinterpret_cast<Stream>(stream));
-        const std::lock_guard lock(binding().mutex);
-        std::erase_if(binding().earlier, [](const auto& space) { return space->live() == 0; });
+        Spaces done;
+        const std::lock_guard lock(binding().mutex);  // goes before `done` and `owner` do
+        done = take_done(binding().earlier);
     } catch (const std::exception& error) {
         remember(error.what());
     }

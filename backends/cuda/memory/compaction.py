@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from backends.cuda._native import PagePool
 from backends.cuda.memory.compaction_kernel import CompactionKernel
+from backends.cuda.memory.torch_library import torch_on_gpu
 from backends.cuda.memory.views import kv_array
 from harli_core.errors import ConfigError
 from harli_core.memory.compaction import Compaction
@@ -43,11 +44,10 @@ class CudaCompactor:
 
     def __init__(self, pool: PagePool, geometry: GridGeometry) -> None:
         """Compile the kernel; raises `ConfigError` unless an entry is a multiple of 16 bytes (one vector load)."""
-        import torch
-
         entry_bytes = geometry.block_bytes // geometry.row_tokens
         if entry_bytes % 16:
             raise ConfigError(f"a KV entry of {entry_bytes} bytes cannot be moved: not a multiple of 16 bytes")
+        torch = torch_on_gpu("compaction on the GPU")
         self._entry_bytes = entry_bytes
         bases = [pool.kv_address(column, 0) for column in range(geometry.columns)]
         self._bases = torch.tensor(bases, dtype=torch.int64, device="cuda")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from backends.cuda._native import Driver, PagePool, TensorSpace
-from harli_core.errors import ConfigError, MemoryAccountingError
+from harli_core.errors import ConfigError, DriverCallError, MemoryAccountingError
 from harli_core.memory.geometry import GridGeometry
 from harli_core.memory.provider import ProviderCapabilities
 
@@ -26,7 +26,8 @@ class NativeProvider:
 
     A row is given back clean: either `scrub` was called while it was lent, or ``return_row`` fills it on ``kv_stream``,
     so that KV reads launched on that stream afterwards see the fill. ``return_row`` refuses a row that holds a tensor
-    or waits for a fence.
+    or waits for a fence. Tensors that other streams get in a row that was just filled come after the fill: until it has
+    passed there is room for its own stream only; under ``remap`` the row cannot even be lent before that.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class NativeProvider:
     @property
     def pool(self) -> PagePool:
         """The blocks and both views of them."""
-        if self._pool is None:
+        if self._pool is None or self._space is None:
             raise MemoryAccountingError("the provider holds no memory: reserve a grid first")
         return self._pool
 
@@ -83,7 +84,8 @@ class NativeProvider:
     def reserve(self, geometry: GridGeometry) -> None:
         """Reserve the addresses of both views; raises `ConfigError` where the driver cannot map such blocks."""
         if self._pool is not None:
-            raise MemoryAccountingError("cannot reserve a grid: one is reserved already")
+            held = "one is reserved already" if self._space is not None else "the last one is not wholly released yet"
+            raise MemoryAccountingError(f"cannot reserve a grid: {held}")
         pool = PagePool(self.driver, geometry.rows, geometry.columns, geometry.block_bytes, self._alias)
         self._space = TensorSpace(pool, self._granule_bytes)
         self._pool = pool
@@ -104,17 +106,8 @@ class NativeProvider:
 
         Raises `MemoryAccountingError` where the row holds a tensor or waits for a fence: the fill would destroy it.
         """
-        pool = self._checked("scrub", row)
-        if not self.space.row_empty(row):
-            raise MemoryAccountingError(f"cannot scrub row {row}: not lent, or not empty yet")
-        was_open = self.space.row_open(row)
-        self.space.close_row(row)
-        try:
-            pool.scrub_row(row, self.pattern, stream)
-        except Exception:
-            if was_open:
-                self.space.open_row(row)
-            raise
+        self._checked("scrub", row)
+        self.space.scrub_row(row, self.pattern, stream)
 
     def return_row(self, row: int) -> None:
         """Take the row from the tensor space; raises `MemoryAccountingError` unless it is empty and fenced."""
@@ -134,16 +127,25 @@ class NativeProvider:
             raise
 
     def release(self) -> None:
-        """Give everything back to the driver; work on the memory must have passed."""
+        """Give everything back to the driver; work on the memory must have passed.
+
+        Raises `DriverCallError` where the driver keeps some of it: nothing can be used any more, and the next call tries
+        again.
+        """
         self._space = None
         self._geometry = None
-        if self._pool is not None:
-            self._pool.release()
-            self._pool = None
+        if self._pool is None:
+            return
+        kept = self._pool.release()
+        if kept:
+            raise DriverCallError(
+                f"driver {self.driver.name} kept {kept} blocks, ranges or events that were to be released: release again"
+            )
+        self._pool = None
 
     def check_integrity(self) -> None:
         """Check the native tables, and that the tensor space holds exactly the lent rows."""
-        if self._pool is None:
+        if self._space is None:
             return
         self.pool.check_integrity()
         self.space.check_integrity()
@@ -152,6 +154,8 @@ class NativeProvider:
             raise MemoryAccountingError(f"native provider: lent rows {lent}, tensor space holds {self.space.rows()}")
 
     def _checked(self, verb: str, row: int) -> PagePool:
-        if self._pool is None or not 0 <= row < self._pool.rows:
-            raise MemoryAccountingError(f"cannot {verb} row {row}: outside the grid, or no grid is reserved")
+        if self._pool is None or self._space is None:
+            raise MemoryAccountingError(f"cannot {verb} row {row}: no grid is reserved")
+        if not 0 <= row < self._pool.rows:
+            raise MemoryAccountingError(f"cannot {verb} row {row}: the grid has rows 0 to {self._pool.rows - 1}")
         return self._pool

@@ -55,9 +55,9 @@ class Reclaim:
         while len(chosen) < wanted and give_up is not None and give_up():
             chosen = space.lowest_idle_rows(wanted)
         for row in chosen:
-            space.close_row(row)
             self._memory.finetune_blocks.remove_row(row)
             self._memory.grid.begin_reclaim(row)
+            space.close_row(row)
             self._draining.append(row)
         return tuple(chosen)
 

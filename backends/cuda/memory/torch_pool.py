@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from backends.cuda._native import TensorSpace, bind_torch_space, library_path
+from backends.cuda.memory.torch_library import torch_on_gpu
 from harli_core.errors import MemoryAccountingError
 
 MALLOC = "harli_torch_malloc"
@@ -24,14 +25,13 @@ class TorchPool:
     """
 
     def __init__(self, space: TensorSpace) -> None:
-        """Bind ``space`` and make the pool; needs a CUDA build of torch and a GPU."""
-        import torch
-
+        """Bind ``space`` and make the pool; raises `BackendUnavailableError` without a CUDA build of torch and a GPU."""
+        torch = torch_on_gpu("the pool for finetuning's tensors")
         self._torch: Any = torch
         self.space = space
-        bind_torch_space(space)
         # Kept: torch holds plain pointers into the library.
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library_path(), MALLOC, FREE)
+        bind_torch_space(space)
         self._pool: Any = None
         self._users = 0
         self._warm_streams: set[int] = set()

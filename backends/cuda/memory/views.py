@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.cuda._native import PagePool, TensorSpace
+from backends.cuda.memory.torch_library import torch_for, torch_on_gpu
 
 
 class Region:
@@ -43,8 +44,7 @@ def kv_tensor(pool: PagePool, column: int, dtype: Any, shape: tuple[int, ...], *
 
 def tensor_of(region: Region, dtype: Any, shape: tuple[int, ...]) -> Any:
     """A torch tensor over the region, of any dtype (bf16 has no name in the array interfaces, so it goes as bytes)."""
-    import torch
-
+    torch = torch_on_gpu("a tensor") if region.on_gpu else torch_for("a tensor")
     flat = torch.as_tensor(region, device="cuda") if region.on_gpu else torch.from_numpy(np.asarray(region))
     return flat.view(dtype).view(shape)
 
