@@ -17,9 +17,7 @@ SortOption = Annotated[bool | None, typer.Option("--sort", help="Accept arrivals
 DropFailedOption = Annotated[
     bool | None, typer.Option("--drop-failed", help="Leave out requests that the file marks as failed.")
 ]
-DropInvalidOption = Annotated[
-    bool | None, typer.Option("--drop-invalid", help="Leave out rows that cannot be read.")
-]
+DropInvalidOption = Annotated[bool | None, typer.Option("--drop-invalid", help="Leave out rows that cannot be read.")]
 ClipPromptOption = Annotated[
     int | None, typer.Option("--clip-prompt", metavar="N", help="Cut longer prompts to N tokens.")
 ]
@@ -44,8 +42,6 @@ RateScaleOption = Annotated[
 def load_configured(config: RunConfig) -> LoadedTrace:
     """The trace of a configuration: read, repaired, then cut, repeated and sped up as it says."""
     asked = RepairOptions(config.sort, config.drop_failed, config.drop_invalid, config.clip_prompt)
-    loaded = load_trace(
-        config.trace, seed=config.seed, repairs=asked, format_name=config.format, rate_rps=config.rate
-    )
+    loaded = load_trace(config.trace, seed=config.seed, repairs=asked, format_name=config.format, rate_rps=config.rate)
     shape = Shape(config.start, config.duration, config.limit, config.repeat, config.rate_scale)
     return replace(loaded, trace=shaped(loaded.trace, shape))

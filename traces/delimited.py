@@ -38,9 +38,7 @@ def line_spans(buffer: NDArray[np.uint8], body_at: int) -> Spans:
     return Spans(starts[:count], ends[:count])
 
 
-def field_spans(
-    buffer: NDArray[np.uint8], lines: Spans, fields: int
-) -> tuple[tuple[Spans, ...], NDArray[np.bool_]]:
+def field_spans(buffer: NDArray[np.uint8], lines: Spans, fields: int) -> tuple[tuple[Spans, ...], NDArray[np.bool_]]:
     """Split the lines at their commas into ``fields`` columns; returns them, and which lines have exactly that many.
 
     The fields of any other line are empty ranges at its start.

@@ -37,9 +37,7 @@ def read_digits(
     return values, good
 
 
-def read_whole(
-    buffer: NDArray[np.uint8], spans: Spans, least: int = 1
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def read_whole(buffer: NDArray[np.uint8], spans: Spans, least: int = 1) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Read a column of whole numbers from ``least`` to ``10**MAX_DIGITS - 1``; returns values and which rows hold one."""
     widths = spans.ends - spans.starts
     upto = min(MAX_DIGITS, int(widths.max(initial=0)))
@@ -67,9 +65,7 @@ def whole_fault(value: bytes, least: int = 1) -> str | None:
     return f"{shown} is not a number; {right}"
 
 
-def read_seconds(
-    text: bytes, buffer: NDArray[np.uint8], spans: Spans
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def read_seconds(text: bytes, buffer: NDArray[np.uint8], spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Read a column of times of 0 or more, below ``MAX_SECONDS``, each the float64 nearest to what is written.
 
     Up to sixteen bytes (fifteen digits and a point) are read at once: such a number is a whole one

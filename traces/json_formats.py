@@ -8,7 +8,7 @@ from typing import Any
 from traces.json_lines import JsonLines
 from traces.json_records import (
     Record,
-    RecordFault,
+    RecordFaultError,
     Request,
     check_keys,
     label,
@@ -54,10 +54,10 @@ def read_aiperf(record: Record, state: dict[str, Any]) -> list[Request]:
     derived = "timestamp" not in record and "delay" in record
     if derived:
         if session is None or session not in state:
-            raise RecordFault("delay", "there is no earlier turn of its session; expected a timestamp")
+            raise RecordFaultError("delay", "there is no earlier turn of its session; expected a timestamp")
         arrival = state[session] + real_time(record, "delay", 1000)
         if arrival >= 1e13:
-            raise RecordFault("delay", "adds up to a time that is too large; expected under 1e13 ms")
+            raise RecordFaultError("delay", "adds up to a time that is too large; expected under 1e13 ms")
     else:
         arrival = real_time(record, "timestamp", 1000)
     request = Request(
@@ -105,20 +105,22 @@ def read_llmservingsim(record: Record, _state: dict[str, Any]) -> list[Request]:
     session, arrival = label(record, "session_id"), whole_time(record, "arrival_time_ns", _NS_PER_S)
     calls = record["sub_requests"]
     if not isinstance(calls, list) or not calls or not all(isinstance(call, dict) for call in calls):
-        raise RecordFault("sub_requests", "is no list of calls; expected one JSON object or more in it")
+        raise RecordFaultError("sub_requests", "is no list of calls; expected one JSON object or more in it")
     requests: list[Request] = []
     for place, call in enumerate(calls):
         try:
             check_keys(call, _CALL)
             lengths = tokens(call, "input_toks"), tokens(call, "output_toks")
             wait = whole_time(call, "tool_duration_ns", _NS_PER_S)
-        except RecordFault as fault:
+        except RecordFaultError as fault:
             key = f"sub_requests[{place}]" + ("" if fault.key is None else f".{fault.key}")
-            raise RecordFault(key, fault.what) from None
+            raise RecordFaultError(key, fault.what) from None
         requests.append(Request(arrival, *lengths, session, derived=place > 0))
         arrival += wait
     if arrival >= 1 << 62:
-        raise RecordFault("sub_requests", "the durations add up to a time that is too large; expected under 1e18 ns")
+        raise RecordFaultError(
+            "sub_requests", "the durations add up to a time that is too large; expected under 1e18 ns"
+        )
     return requests
 
 
@@ -126,7 +128,7 @@ def _whole(record: Record, key: str, least: int = 0) -> int:
     value = record.get(key)
     if type(value) is not int or not least <= value < 1 << 62:
         found = "is missing" if key not in record else f"{value!r} is wrong" if type(value) is int else "is no number"
-        raise RecordFault(key, f"{found[:80]}; expected a whole number of {least} or more")
+        raise RecordFaultError(key, f"{found[:80]}; expected a whole number of {least} or more")
     return value
 
 

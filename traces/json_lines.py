@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from traces.content import TraceContent
-from traces.json_records import Reader, RecordFault, Request, read_record
+from traces.json_records import Reader, RecordFaultError, Request, read_record
 from traces.labels import Labels, PrefixHashes
 from traces.rows import RawRows
 
@@ -44,12 +44,12 @@ class JsonLines:
         state: dict[str, Any] = {}
         requests: list[Request] = []
         rows: list[int] = []
-        faults: dict[int, RecordFault] = {}
+        faults: dict[int, RecordFaultError] = {}
         lines = content.text.rstrip(b"\r\n").split(b"\n")
         for row, line in enumerate(lines, start=1):
             try:
                 read = self.read(_record(line.removesuffix(b"\r")), state)
-            except RecordFault as fault:
+            except RecordFaultError as fault:
                 cut_off = row == len(lines) and not content.text.endswith(b"\n")
                 faults[len(rows)] = _with_hint(fault) if cut_off else fault
                 read = [Request(0, 1, 1)]
@@ -88,7 +88,7 @@ def first_keys(content: TraceContent) -> set[str] | None:
         return None
     try:
         return set(read_record(content.header))
-    except RecordFault:
+    except RecordFaultError:
         return None
 
 
@@ -99,19 +99,19 @@ def first_line_fault(content: TraceContent) -> str | None:
         return None
     try:
         read_record(content.header)
-    except RecordFault as fault:
+    except RecordFaultError as fault:
         return fault.what
     return None
 
 
 def _record(line: bytes) -> dict[str, Any]:
     if not line.strip():
-        raise RecordFault(None, "the line is blank; expected a request")
+        raise RecordFaultError(None, "the line is blank; expected a request")
     return read_record(line)
 
 
-def _with_hint(fault: RecordFault) -> RecordFault:
-    return RecordFault(fault.key, f"{fault.what} (the last line: is the file cut off?)")
+def _with_hint(fault: RecordFaultError) -> RecordFaultError:
+    return RecordFaultError(fault.key, f"{fault.what} (the last line: is the file cut off?)")
 
 
 def _labels(values: list[str | None]) -> Labels | None:

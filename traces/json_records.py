@@ -16,7 +16,7 @@ _LARGEST_TOKENS = 10**MAX_DIGITS - 1
 _REAL = re.compile(r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
 
 
-class RecordFault(Exception):
+class RecordFaultError(Exception):
     """What is wrong with a record: the key (or `None`) and the words."""
 
     def __init__(self, key: str | None, what: str) -> None:
@@ -50,23 +50,27 @@ Reader = Callable[[Record, dict[str, Any]], list[Request]]
 
 
 def read_record(line: bytes) -> dict[str, Any]:
-    """Read one line as a JSON object whose keys differ; raises `RecordFault`."""
+    """Read one line as a JSON object whose keys differ; raises `RecordFaultError`."""
     if b"\r" in line:
-        raise RecordFault(None, f"{quoted(line)} holds a carriage return; expected lines that end in LF or CRLF")
+        raise RecordFaultError(None, f"{quoted(line)} holds a carriage return; expected lines that end in LF or CRLF")
     try:
         text = line.decode("utf-8")
         found = json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=Real)
     except UnicodeDecodeError:
-        raise RecordFault(None, f"{quoted(line)} holds bytes that are not UTF-8 text; expected a JSON object") from None
+        raise RecordFaultError(
+            None, f"{quoted(line)} holds bytes that are not UTF-8 text; expected a JSON object"
+        ) from None
     except RecursionError:
-        raise RecordFault(None, f"{quoted(line)} is nested too deeply; expected a flat JSON object") from None
+        raise RecordFaultError(None, f"{quoted(line)} is nested too deeply; expected a flat JSON object") from None
     except json.JSONDecodeError as error:
         what = f"{quoted(line)} is not JSON ({error.msg} at character {error.pos + 1}); expected a JSON object"
-        raise RecordFault(None, what) from None
+        raise RecordFaultError(None, what) from None
     except ValueError:
-        raise RecordFault(None, f"{quoted(line)} holds a number with too many digits; expected a JSON object") from None
+        raise RecordFaultError(
+            None, f"{quoted(line)} holds a number with too many digits; expected a JSON object"
+        ) from None
     if not isinstance(found, dict):
-        raise RecordFault(None, f"{quoted(line)} is no JSON object; expected one a line")
+        raise RecordFaultError(None, f"{quoted(line)} is no JSON object; expected one a line")
     return found
 
 
@@ -76,12 +80,12 @@ def tokens(record: Record, key: str) -> int:
     value = _present(record, key, right)
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
-            raise RecordFault(key, f"'{value}' is not positive; {right}")
+            raise RecordFaultError(key, f"'{value}' is not positive; {right}")
         if value > _LARGEST_TOKENS:
-            raise RecordFault(key, f"{quoted(str(value))} is too large; {right}")
+            raise RecordFaultError(key, f"{quoted(str(value))} is too large; {right}")
         return value
     what = "is not a whole number in plain digits" if isinstance(value, Real) else "is not a number"
-    raise RecordFault(key, f"{_shown(value)} {what}; {right}")
+    raise RecordFaultError(key, f"{_shown(value)} {what}; {right}")
 
 
 def whole_time(record: Record, key: str, per_s: int) -> int:
@@ -91,9 +95,9 @@ def whole_time(record: Record, key: str, per_s: int) -> int:
     value = _present(record, key, right)
     if not isinstance(value, int) or isinstance(value, bool):
         what = "is not a whole number in plain digits" if isinstance(value, Real) else "is not a number"
-        raise RecordFault(key, f"{_shown(value)} {what}; {right}")
+        raise RecordFaultError(key, f"{_shown(value)} {what}; {right}")
     if not 0 <= value <= largest:
-        raise RecordFault(key, f"{quoted(str(value))} is {'negative' if value < 0 else 'too large'}; {right}")
+        raise RecordFaultError(key, f"{quoted(str(value))} is {'negative' if value < 0 else 'too large'}; {right}")
     return value
 
 
@@ -102,12 +106,12 @@ def real_time(record: Record, key: str, per_s: int) -> float:
     right = f"expected a number from 0 to under {MAX_SECONDS * per_s:.0e}"
     value = _present(record, key, right)
     if isinstance(value, bool) or not isinstance(value, int | Real):
-        raise RecordFault(key, f"{_shown(value)} is not a number; {right}")
+        raise RecordFaultError(key, f"{_shown(value)} is not a number; {right}")
     written = str(value)
     if written.startswith("-"):
-        raise RecordFault(key, f"{quoted(written)} is negative; {right}")
+        raise RecordFaultError(key, f"{quoted(written)} is negative; {right}")
     if len(written) > 48 or not _REAL.fullmatch(written) or float(written) >= MAX_SECONDS * per_s:
-        raise RecordFault(key, f"{quoted(written)} is too large; {right}")
+        raise RecordFaultError(key, f"{quoted(written)} is too large; {right}")
     return float(written)
 
 
@@ -117,13 +121,13 @@ def label(record: Record, key: str) -> str | None:
     if value is None:
         return None
     if isinstance(value, Real | bool) or not isinstance(value, str | int) or len(str(value)) > 1024:
-        raise RecordFault(key, f"{_shown(value)} is no name; expected a short text or a whole number")
+        raise RecordFaultError(key, f"{_shown(value)} is no name; expected a short text or a whole number")
     name = str(value)
     if not name.isascii():
         try:
             name.encode("utf-8")
         except UnicodeEncodeError:
-            raise RecordFault(key, f"{quoted(name)} holds half a character; expected text") from None
+            raise RecordFaultError(key, f"{quoted(name)} holds half a character; expected text") from None
     return name
 
 
@@ -134,23 +138,25 @@ def prefix_hashes(record: Record, key: str = "hash_ids") -> list[int] | None:
         return None
     right = f"expected a list of whole numbers from 0 to {LARGEST_HASH}"
     if not isinstance(value, list):
-        raise RecordFault(key, f"{_shown(value)} is no list; {right}")
+        raise RecordFaultError(key, f"{_shown(value)} is no list; {right}")
     for one in value:
         if type(one) is not int or not 0 <= one <= LARGEST_HASH:
-            raise RecordFault(key, f"{_shown(one)} is no hash; {right}")
+            raise RecordFaultError(key, f"{_shown(one)} is no hash; {right}")
     return value
 
 
 def check_keys(record: Record, known: frozenset[str]) -> None:
-    """Raise `RecordFault` for a key that the format does not have."""
+    """Raise `RecordFaultError` for a key that the format does not have."""
     for key in record:
         if key not in known:
-            raise RecordFault(None, f"{quoted(key)} is no key of this format; known keys: {', '.join(sorted(known))}")
+            raise RecordFaultError(
+                None, f"{quoted(key)} is no key of this format; known keys: {', '.join(sorted(known))}"
+            )
 
 
 def _present(record: Record, key: str, right: str) -> Any:
     if key not in record:
-        raise RecordFault(key, f"is missing; {right}")
+        raise RecordFaultError(key, f"is missing; {right}")
     return record[key]
 
 
@@ -168,9 +174,9 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise RecordFault(None, f"the key {quoted(twice)} stands twice in one object; expected it once")
+        raise RecordFaultError(None, f"the key {quoted(twice)} stands twice in one object; expected it once")
     return found
 
 
 def _constant(name: str) -> Never:
-    raise RecordFault(None, f"'{name}' is not a finite number; expected a JSON number")
+    raise RecordFaultError(None, f"'{name}' is not a finite number; expected a JSON number")

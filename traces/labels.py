@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -61,7 +62,7 @@ class PrefixHashes:
     def lists(self) -> list[list[int]]:
         """Spell the hashes out, a list a request."""
         bounds = self.offsets.tolist()
-        return [self.ids[start:end].tolist() for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [self.ids[start:end].tolist() for start, end in pairwise(bounds)]
 
     def same(self, other: PrefixHashes) -> bool:
         """Whether every request has the same hashes in both."""

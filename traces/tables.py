@@ -198,5 +198,3 @@ def _zone_of_first_stamp(content: TraceContent, columns: tuple[Column, ...]) -> 
 
 def _counted(fields: int) -> str:
     return "1 field" if fields == 1 else f"{fields} fields"
-
-
