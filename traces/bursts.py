@@ -69,11 +69,13 @@ def _burst(rng: np.random.Generator, process: OnOffArrivals, on_s: float) -> NDA
     firsts = np.cumsum(sizes) - sizes
     delays_s[firsts] = 0.0
     behind_s = np.cumsum(delays_s)
-    return np.repeat(starts_s, sizes) + behind_s - np.repeat(behind_s[firsts], sizes)
+    arrivals: NDArray[np.float64] = np.repeat(starts_s, sizes) + behind_s - np.repeat(behind_s[firsts], sizes)
+    return arrivals
 
 
 def _lengths(rng: np.random.Generator, mixture: LogNormals, requests: int) -> NDArray[np.int64]:
     weights = np.cumsum(mixture.weights)
     drawn = np.searchsorted(weights[:-1], rng.random(requests) * weights[-1], side="right")
     logs = np.array(mixture.mu)[drawn] + np.array(mixture.sigma)[drawn] * rng.standard_normal(requests)
-    return np.clip(np.rint(np.exp(logs)), *mixture.clip).astype(np.int64)
+    lengths: NDArray[np.int64] = np.clip(np.rint(np.exp(logs)), *mixture.clip).astype(np.int64)
+    return lengths

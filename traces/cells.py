@@ -77,10 +77,10 @@ def just(value: bytes, meaning: str) -> Kind:
 
 
 def text() -> Kind:
-    """Any text without quotes; the value of a row is the place of its first equal in the column, -1 for nothing."""
+    """Any text without quotes; equal ones share a number, given in order of appearance, -1 is nothing."""
 
     def read(cells: Cells) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        codes, names = coded(cells)
+        codes, names = _coded(cells)
         bad = np.array([_label_fault(name) is not None for name in names] + [False], dtype=np.bool_)
         return codes.astype(np.int64), ~bad[codes]
 
@@ -95,7 +95,7 @@ def hashes() -> Kind:
     )
 
 
-def coded(cells: Cells) -> tuple[NDArray[np.int32], list[bytes]]:
+def _coded(cells: Cells) -> tuple[NDArray[np.int32], list[bytes]]:
     """Number the different cells of a column; an empty one has number -1."""
     numbers: dict[bytes, int] = {b"": -1}
     parts = [np.zeros(0, dtype=np.int32)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ MAX_DIGITS = 9
 MAX_SECONDS = 1e10
 """Times are below this: larger ones are damage (seconds since 1970 are under 2e9)."""
 
-_QUICK_BYTES, _QUICK_PLACES, _LONGEST_BYTES, _POINT = 16, 15, 48, 46
+_QUICK_BYTES, _QUICK_DIGITS, _PLAIN_BYTES, _LONGEST_BYTES = 16, 15, 26, 48
+_POINT, _CHUNK_ROWS = 46, 1 << 16
 _WHOLE = re.compile(rb"-?[0-9]+")
 _NOT_FINITE = re.compile(rb"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _REAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
@@ -69,33 +71,43 @@ def read_seconds(text: bytes, buffer: NDArray[np.uint8], spans: Spans) -> tuple[
     """Read a column of times of 0 or more, below ``MAX_SECONDS``, each the float64 nearest to what is written.
 
     Up to sixteen bytes (fifteen digits and a point) are read at once: such a number is a whole one
-    below 2**53 over a power of ten that float64 holds, so one division rounds once. Longer ones are read one by one.
+    below 2**53 over a power of ten that float64 holds, so one division rounds once. Others are read one by one.
     """
     widths = spans.ends - spans.starts
-    upto = min(_QUICK_BYTES, int(widths.max(initial=0)))
+    upto = min(_PLAIN_BYTES, int(widths.max(initial=0)))
     mantissa = np.zeros(len(spans), dtype=np.int64)
-    places = np.zeros(len(spans), dtype=np.int64)
+    places = np.zeros(len(spans), dtype=np.int8)
     pointed = np.zeros(len(spans), dtype=np.bool_)
-    quick = (widths >= 1) & (widths <= _QUICK_BYTES)
+    plain = (widths >= 1) & (widths <= _PLAIN_BYTES)
     for place in range(upto):
         byte = buffer.take(spans.starts + place, mode="clip")
         inside = place < widths
         point = inside & (byte == _POINT)
         digit = byte - np.uint8(48)
         is_digit = inside & (digit < 10)
-        quick &= ~inside | is_digit | (point & ~pointed & (place > 0) & (place + 1 < widths))
+        plain &= ~inside | is_digit | (point & ~pointed & (place > 0) & (place + 1 < widths))
         pointed |= point
-        mantissa = np.where(is_digit, mantissa * 10 + digit, mantissa)
-        places += is_digit & pointed
-    quick &= places <= _QUICK_PLACES
+        if place < _QUICK_BYTES:
+            mantissa = np.where(is_digit, mantissa * 10 + digit, mantissa)
+            places += is_digit & pointed
+    quick = plain & (widths <= _QUICK_DIGITS + pointed)
     values = mantissa / 10.0**places
-    good = quick & (values < MAX_SECONDS)
-    for row in np.flatnonzero(~quick).tolist():
+    for rows in _chunks(np.flatnonzero(plain & ~quick)):
+        bounds = zip(spans.starts[rows].tolist(), spans.ends[rows].tolist(), strict=True)
+        values[rows] = [float(text[start:end]) for start, end in bounds]
+    good = plain & (values < MAX_SECONDS)
+    for row in np.flatnonzero(~plain).tolist():
         value = text[spans.slice(row)]
         if seconds_fault(value) is None:
             values[row], good[row] = float(value), True
     values[~good] = 0.0
     return values, good
+
+
+def _chunks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """So many rows at a time that their texts take little memory."""
+    for at in range(0, rows.size, _CHUNK_ROWS):
+        yield rows[at : at + _CHUNK_ROWS]
 
 
 def seconds_fault(value: bytes) -> str | None:

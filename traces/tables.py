@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.cells import Cells, Kind, coded, hash_lists, stamp
+from traces.cells import Cells, Kind, hash_lists, stamp
 from traces.content import TraceContent, quoted
 from traces.delimited import field_spans, line_spans
 from traces.labels import Labels, PrefixHashes
@@ -135,16 +135,19 @@ class _TableReader:
             failed=failed,
             fault=self.fault,
             arrival_text=lambda index: self.content.text[self.cells[arrival].spans.slice(index)],
-            session=self._labels(table.session),
-            request_class=self._labels(table.request_class),
+            session=self._labels(table.session, values),
+            request_class=self._labels(table.request_class, values),
             prefix_hashes=self._hashes(),
         )
 
-    def _labels(self, name: str | None) -> Labels | None:
+    def _labels(self, name: str | None, values: dict[str, NDArray[Any]]) -> Labels | None:
+        """A column of text is read as codes already; its names are the cells where each code first stands."""
         if name is None or name not in self.cells:
             return None
-        codes, names = coded(self.cells[name])
-        return Labels(codes, tuple(one.decode("utf-8", "replace") for one in names))
+        codes, first = np.unique(values[name], return_index=True)
+        spans = self.cells[name].spans
+        cells = (self.content.text[spans.slice(int(row))] for code, row in zip(codes, first, strict=True) if code >= 0)
+        return Labels(values[name].astype(np.int32), tuple(cell.decode("utf-8", "replace") for cell in cells))
 
     def _hashes(self) -> PrefixHashes | None:
         name = self.table.hashes
