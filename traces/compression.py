@@ -23,7 +23,7 @@ def unpacked(content: bytes, compression: str, label: str) -> bytes:
     try:
         text = _gunzip(content, label) if compression == "gzip" else _unzstd(content, label)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        reason = " ".join(str(error).split()) or "damaged"
+        reason = repr(" ".join(str(error).split()) or "damaged")[1:-1]
         raise TraceError(f"{label}: {compression} data that cannot be unpacked ({reason}); is it cut off?") from None
     if compression_of(text) is not None:
         raise TraceError(f"{label}: packed twice ({compression} around {compression_of(text)}); expected once")

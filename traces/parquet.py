@@ -33,13 +33,13 @@ def parse_parquet(content: TraceContent) -> RawRows:
     if not is_parquet(content):
         raise content.fault(1, None, f"begins with {quoted(content.header[:8])}; expected a Parquet file")
     try:
-        file = pq.ParquetFile(pa.BufferReader(content.text))
+        file = pq.ParquetFile(pa.BufferReader(content.text), page_checksum_verification=True)
         names = file.schema_arrow.names
         if len(set(names)) != len(names) or not set(NEEDED) <= set(names) <= {*NEEDED, *OPTIONAL}:
             raise content.fault(1, None, f"the columns are {quoted(','.join(names))}; expected {SHAPE!r}")
         table = file.read()
     except (pa.ArrowException, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = quoted(" ".join(str(error).split()))
         raise content.fault(1, None, f"is no complete Parquet file ({reason}); is it cut off?") from None
     if not table.num_rows:
         raise content.fault(1, None, "the file has no rows; expected at least one request")

@@ -112,4 +112,4 @@ def _write_parquet(file: Any, trace: RequestTrace) -> None:
             columns[name] = pa.array(labels.values(), type=pa.string())
     if trace.prefix_hashes is not None:
         columns["prefix_hashes"] = pa.array(trace.prefix_hashes.lists(), type=pa.list_(pa.int64()))
-    pq.write_table(pa.table(columns), file, compression="zstd")
+    pq.write_table(pa.table(columns), file, compression="zstd", write_page_checksum=True)

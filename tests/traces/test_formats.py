@@ -123,7 +123,7 @@ def test_format_overrides_the_header(tmp_path: Path) -> None:
     """A format that is asked for is the one that is tried."""
     path = tmp_path / "x"
     path.write_bytes(FILES["vidur"])
-    with pytest.raises(TraceError, match="row 1: the columns are 'arrived_at.*expected 'Timestamp"):
+    with pytest.raises(TraceError, match=r"row 1: the columns are 'arrived_at.*expected 'Timestamp"):
         load_trace(str(path), seed=0, format_name="burstgpt")
     with pytest.raises(ConfigError, match="unknown trace format 'csv': known formats are azure-2023, "):
         load_trace(str(path), seed=0, format_name="csv")
