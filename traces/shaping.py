@@ -54,7 +54,8 @@ def shaped(trace: RequestTrace, shape: Shape) -> RequestTrace:
         arrival_s = (np.arange(shape.repeat)[:, None] * period_s + arrival_s).ravel()
         index = np.tile(index, shape.repeat)
     if shape.rate_scale != 1.0:
-        arrival_s = arrival_s / shape.rate_scale
+        with np.errstate(over="ignore"):
+            arrival_s = arrival_s / shape.rate_scale
         if not np.isfinite(arrival_s).all():
             raise ConfigError(f"rate_scale = {shape.rate_scale:g}: times grow out of range; expected a larger number")
     if index.size == len(trace) and shape.repeat == 1 and shape.rate_scale == 1.0:
