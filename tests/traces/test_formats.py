@@ -18,7 +18,7 @@ def load(tmp_path: Path, content: bytes, name: str = "", **options: bool) -> Loa
     """Write and read a file whose name says nothing."""
     path = tmp_path / "requests.dat"
     path.write_bytes(content)
-    return load_trace(str(path), seed=0, rate_rps=rate_for(name), repairs=RepairOptions(**options))  # type: ignore[arg-type]
+    return load_trace(str(path), seed=0, rate_rps=rate_for(name), repairs=RepairOptions(**options))
 
 
 @pytest.mark.parametrize("name", FILES)
