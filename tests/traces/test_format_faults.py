@@ -149,7 +149,7 @@ def test_bytes_changed_anywhere(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "harli-parquet"])
 def test_cut_off_anywhere(name: str) -> None:
-    """A text cut off after any byte is refused, or read as far as whole rows go; never is a cut number a smaller one."""
+    """A text cut off after any byte is refused, or read; all rows but the last are as they were."""
     content = FILES[name]
     whole, _ = read(name, content)
     for length in range(len(content)):
