@@ -16,6 +16,20 @@ from harli_cli import __version__
 from harli_cli.policy_options import read_pairs
 from harli_cli.progress import progress
 from harli_cli.settings import check_serving_gpus, merged
+from harli_cli.trace_commands import trace_app
+from harli_cli.trace_options import (
+    ClipPromptOption,
+    DropFailedOption,
+    DropInvalidOption,
+    DurationOption,
+    LimitOption,
+    RateOption,
+    RateScaleOption,
+    RepeatOption,
+    SortOption,
+    StartOption,
+    TraceFormatOption,
+)
 from harli_core.config import RunConfig
 from harli_core.errors import ConfigError, HarliError
 
@@ -25,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="LLM decoding and LoRA finetuning on one GPU: simulate, compare and run scheduling policies.",
 )
+app.add_typer(trace_app, name="trace")
 
 
 def _version(asked: bool) -> None:
@@ -52,7 +67,17 @@ def run(
         str | None,
         typer.Option(help="Trace file, relative to the working directory, or 'synthetic' [default: synthetic]."),
     ] = None,
-    sort: Annotated[bool | None, typer.Option("--sort", help="Accept arrivals out of order and sort them.")] = None,
+    trace_format: TraceFormatOption = None,
+    sort: SortOption = None,
+    drop_failed: DropFailedOption = None,
+    drop_invalid: DropInvalidOption = None,
+    clip_prompt: ClipPromptOption = None,
+    rate: RateOption = None,
+    start: StartOption = None,
+    duration: DurationOption = None,
+    limit: LimitOption = None,
+    repeat: RepeatOption = None,
+    rate_scale: RateScaleOption = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -115,7 +140,17 @@ def run(
     """Replay a request trace under a policy and report what requests and finetuning got."""
     options: dict[str, Any] = {
         "trace": trace,
+        "format": trace_format,
         "sort": sort,
+        "drop_failed": drop_failed,
+        "drop_invalid": drop_invalid,
+        "clip_prompt": clip_prompt,
+        "rate": rate,
+        "start": start,
+        "duration": duration,
+        "limit": limit,
+        "repeat": repeat,
+        "rate_scale": rate_scale,
         "policy": policy,
         "gpus": gpus,
         "prefill_gpus": 0 if no_prefill else prefill_gpus,

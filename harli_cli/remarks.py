@@ -14,7 +14,24 @@ CAUSES = {"colocated": "usually batches under 8 beside finetuning, which were no
 
 def remarks(summary: dict[str, Any]) -> list[str]:
     """Lines to print below the table."""
-    return [*rejections(summary), *extrapolation_warnings(summary)]
+    return [*repairs(summary), *rejections(summary), *extrapolation_warnings(summary)]
+
+
+REPAIRS = {
+    "sorted_rows": "rows of the trace were out of order and were sorted",
+    "dropped_failed": "failed requests of the trace were left out",
+    "dropped_invalid": "rows of the trace could not be read and were left out",
+    "clipped_prompts": "prompts of the trace were cut to --clip-prompt",
+    "derived_arrivals": "requests follow others of their session; their arrivals are not in the trace, which gives only "
+    "the waiting time between an answer and the next request",
+}
+"""What each count of `traces.Repairs` says."""
+
+
+def repairs(summary: dict[str, Any]) -> list[str]:
+    """One line for each kind of repair that was made."""
+    counts = summary["trace"]["repairs"]
+    return [f"{counts[kind]:,} {words}" for kind, words in REPAIRS.items() if counts.get(kind)]
 
 
 def rejections(summary: dict[str, Any]) -> list[str]:

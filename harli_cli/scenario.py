@@ -10,6 +10,7 @@ from backends.sim.device_model import DeviceModel
 from backends.sim.simulation import SimOutcome, SimSettings, Simulation
 from harli_cli.package_data import shipped_profile, shipped_samples
 from harli_cli.policy_options import check_options
+from harli_cli.trace_options import load_configured
 from harli_core.config import RunConfig
 from harli_core.decision_log import DecisionSink
 from harli_core.errors import ConfigError, HarliError, PolicyError
@@ -24,7 +25,7 @@ from harli_core.predict.profile import Profile
 from harli_core.requests import RequestSpec
 from harli_core.working_set import JobShape
 from policies import find_policy
-from traces import LoadedTrace, RequestTrace, load_trace
+from traces import LoadedTrace, RequestTrace
 
 ADMISSION_TOKENS = 8192
 """Prompt tokens that one admission is expected to bring at most (reservation)."""
@@ -127,7 +128,7 @@ class Scenario:
         self.geometry = self._geometry()
         self.contexts = PolicyContexts(config.gpus, config.qos_ms, self.profile, self._reservation())
         find_policy(config.policy)
-        self.loaded = loaded or load_trace(config.trace, seed=config.seed, sort=config.sort)
+        self.loaded = loaded or load_configured(config)
 
     def run(
         self,

@@ -27,6 +27,26 @@ class RunConfig(BaseModel):
     """
     sort: bool = False
     """Accept arrivals out of order, and sort them."""
+    format: str | None = None
+    """Format of the trace file; `None`: told by its header or keys."""
+    drop_failed: bool = False
+    """Leave out requests that the file marks as failed."""
+    drop_invalid: bool = False
+    """Leave out rows that cannot be read."""
+    clip_prompt: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """Cut longer prompts to this many tokens."""
+    rate: PositiveFloat | None = None
+    """Requests a second, Poisson, for a file without arrivals."""
+    start: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Leave out requests that arrive before this time of the trace, in seconds."""
+    duration: PositiveFloat | None = None
+    """Keep so many seconds of the trace."""
+    limit: PositiveInt | None = None
+    """Keep the first so many requests."""
+    repeat: Annotated[int, Field(ge=1, le=10**6)] = 1
+    """Replay the trace so many times, one copy behind the other."""
+    rate_scale: PositiveFloat = 1.0
+    """Replay it at so many times its rate."""
     policy: str = "hybrid"
     policy_options: dict[str, int | Finite | str | bool] = Field(default_factory=dict)
     gpus: Gpus = 2

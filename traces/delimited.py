@@ -38,16 +38,18 @@ def line_spans(buffer: NDArray[np.uint8], body_at: int) -> Spans:
     return Spans(starts[:count], ends[:count])
 
 
-def field_spans(buffer: NDArray[np.uint8], lines: Spans, fields: int) -> tuple[Spans, ...]:
-    """Split the lines at their commas into ``fields`` columns, as far as each line has exactly that many.
+def field_spans(buffer: NDArray[np.uint8], lines: Spans, fields: int) -> tuple[tuple[Spans, ...], NDArray[np.bool_]]:
+    """Split the lines at their commas into ``fields`` columns; returns them, and which lines have exactly that many.
 
-    The columns are shorter than ``lines`` where a line has more or fewer: that line is the first one left out.
+    The fields of any other line are empty ranges at its start.
     """
     commas = np.flatnonzero(buffer == _COMMA)
     first = np.searchsorted(commas, lines.starts)
     regular = np.searchsorted(commas, lines.ends) - first == fields - 1
-    count = len(lines) if regular.all() else int(np.argmin(regular))
-    bounds = [lines.starts[:count] - 1]
-    bounds += [commas[first[:count] + k] for k in range(fields - 1)]
-    bounds += [lines.ends[:count]]
-    return tuple(Spans(left + 1, right) for left, right in pairwise(bounds))
+    bounds = [lines.starts - 1]
+    bounds += [commas.take(first + k, mode="clip") if commas.size else lines.starts for k in range(fields - 1)]
+    bounds += [lines.ends]
+    spans = [Spans(left + 1, right) for left, right in pairwise(bounds)]
+    if not regular.all():
+        spans = [Spans(*(np.where(regular, edge, lines.starts) for edge in (s.starts, s.ends))) for s in spans]
+    return tuple(spans), regular

@@ -72,3 +72,64 @@ def azure_conv_parameters() -> ConversationParameters:
         components=tuple(LengthComponent(**component) for component in lengths["components"]),
     )
     return ConversationParameters(DriftingArrivals(**arrivals), mixture)
+
+
+@dataclass(frozen=True, slots=True)
+class OnOffArrivals:
+    """Bursts with silence between them, and batches of requests within bursts.
+
+    A burst lasts an exponential time of mean ``on_mean_s``; silence lasts ``off_least_s`` and an exponential time of
+    one of two means. A burst's rate is log-normal; its log also drifts within the burst, step by step. Batches come
+    with gamma gaps; each member of a batch is followed by another with ``batch_continue_probability``, after an
+    exponential delay of mean ``batch_delay_s``. Rates count requests, not batches.
+    """
+
+    on_mean_s: float
+    off_least_s: float
+    off_short_probability: float
+    off_short_mean_s: float
+    off_long_mean_s: float
+    on_rate_median_rps: float
+    on_rate_sigma: float
+    log_rate: LogRateDrift
+    step_s: float
+    epoch_gamma_shape: float
+    batch_continue_probability: float
+    batch_delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormals:
+    """Log-normals mixed by their weights (scaled to sum 1), rounded to whole tokens and clipped to (low, high)."""
+
+    clip: tuple[int, int]
+    weights: tuple[float, ...]
+    mu: tuple[float, ...]
+    sigma: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeParameters:
+    """Arrivals and (independent) lengths of a code completion service."""
+
+    arrivals: OnOffArrivals
+    prompt_tokens: LogNormals
+    output_tokens: LogNormals
+
+
+def azure_code_parameters() -> CodeParameters:
+    """Read the bundled fit to the Azure 2023 code trace (source and licence stand in the file)."""
+    fields = json.loads(resources.files("traces").joinpath("azure_code.json").read_text(encoding="utf-8"))
+    arrivals = dict(fields["arrivals"])
+    arrivals["log_rate"] = LogRateDrift(**arrivals["log_rate"])
+    prompts, outputs = (
+        LogNormals(**{name: tuple(values) for name, values in fields[column].items()})
+        for column in ("prompt_tokens", "output_tokens")
+    )
+    return CodeParameters(OnOffArrivals(**arrivals), prompts, outputs)
+
+
+def hourly_rates() -> tuple[float, ...]:
+    """The 24 hourly rates of a day, relative to their mean (source and licence stand in the file)."""
+    fields = json.loads(resources.files("traces").joinpath("diurnal.json").read_text(encoding="utf-8"))
+    return tuple(fields["hourly"])

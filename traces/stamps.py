@@ -1,10 +1,11 @@
-"""Time stamps of the Azure traces as exact whole ticks of 100 ns: ``YYYY-MM-DD HH:MM:SS[.fffffff]``, no time zone.
+"""Time stamps of the Azure traces as exact whole ticks of 100 ns: ``YYYY-MM-DD HH:MM:SS[.fffffff]``.
 
     0         1         2
     012345678901234567890123456
     2023-11-16 18:15:46.6805900
 
-That is 19 bytes without a fraction, and 21 to 27 with one.
+That is 19 bytes without a fraction, and 21 to 27 with one. The traces of 2023 have no time zone, later ones end in
+``+00:00``; which of the two is told for a whole file (``zone``).
 """
 
 from __future__ import annotations
@@ -27,18 +28,23 @@ _PLAIN_BYTES = 19
 _SEPARATORS = ((4, "-"), (7, "-"), (10, " "), (13, ":"), (16, ":"))
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtype=np.int64)
 _RIGHT = "expected a stamp like '2023-11-16 18:15:46.6805900' (no time zone, at most 7 fractional digits)"
+_RIGHT_ZONED = "expected a stamp like '2024-05-10 00:00:00.009930+00:00' (zone +00:00, at most 7 fractional digits)"
 _STAMP = re.compile(rb"([0-9]{4})-([0-9]{2})-([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.[0-9]{1,7})?")
 
 
-def read_stamps(buffer: NDArray[np.uint8], spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def read_stamps(
+    buffer: NDArray[np.uint8], spans: Spans, zone: bytes = b""
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Read a column of stamps; returns ticks (from a fixed, unnamed zero) and which rows hold a stamp that exists."""
-    widths = spans.ends - spans.starts
+    widths = spans.ends - spans.starts - len(zone)
     fraction_digits = widths - _PLAIN_BYTES - 1
     plain = widths == _PLAIN_BYTES
     good = plain | ((fraction_digits >= 1) & (fraction_digits <= _FRACTION_DIGITS))
     good &= plain | (buffer.take(spans.starts + _PLAIN_BYTES, mode="clip") == ord("."))
     for at, separator in _SEPARATORS:
         good &= buffer.take(spans.starts + at, mode="clip") == ord(separator)
+    for at, expected in enumerate(zone, start=-len(zone)):
+        good &= buffer.take(spans.ends + at, mode="clip") == expected
 
     parts = []
     for at, width in ((0, 4), (5, 2), (8, 2), (11, 2), (14, 2), (17, 2)):
@@ -58,21 +64,22 @@ def read_stamps(buffer: NDArray[np.uint8], spans: Spans) -> tuple[NDArray[np.int
     return seconds * TICKS_PER_S + fraction, good
 
 
-def stamp_fault(value: bytes) -> str | None:
+def stamp_fault(value: bytes, zone: bytes = b"") -> str | None:
     """Say why a field is not what `read_stamps` accepts; `None` where it is."""
+    right = _RIGHT if not zone else _RIGHT_ZONED
     if not value:
-        return f"the field is empty; {_RIGHT}"
+        return f"the field is empty; {right}"
     shown = quoted(value)
     unreadable = text_fault(value)
     if unreadable is not None:
-        return f"{shown} {unreadable}; {_RIGHT}"
-    match = _STAMP.fullmatch(value)
+        return f"{shown} {unreadable}; {right}"
+    match = _STAMP.fullmatch(value.removesuffix(zone)) if value.endswith(zone) else None
     if match is None:
-        return f"{shown} is not a time stamp; {_RIGHT}"
+        return f"{shown} is not a time stamp; {right}"
     try:
         datetime(*(int(part) for part in match.groups()))  # type: ignore[arg-type]  # six fields, never tzinfo
     except ValueError as error:
-        return f"{shown} is no time that exists ({error}); {_RIGHT}"
+        return f"{shown} is no time that exists ({error}); {right}"
     return None
 
 

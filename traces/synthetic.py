@@ -47,7 +47,7 @@ def azure_conv(
         assert requests is not None
         _positive("requests", requests)
         ticks = _first_ticks(_ticks_by_step(rng, fit.arrivals), requests)
-    prompt_tokens, output_tokens = _lengths(rng, fit.lengths, ticks.size)
+    prompt_tokens, output_tokens = mixed_lengths(rng, fit.lengths, ticks.size)
     arrival_s = (ticks - ticks[0]) / TICKS_PER_S
     return RequestTrace.of(arrival_s, prompt_tokens, output_tokens, source="synthetic azure-conv")
 
@@ -109,9 +109,10 @@ def _first_ticks(steps: Iterator[NDArray[np.int64]], requests: int) -> NDArray[n
     return np.sort(np.concatenate(taken))[:requests]
 
 
-def _lengths(
+def mixed_lengths(
     rng: np.random.Generator, mixture: LengthMixture, requests: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw prompt and output tokens for so many requests."""
     components = mixture.components
     weights = np.cumsum([component.weight for component in components])
     drawn = np.searchsorted(weights[:-1], rng.random(requests) * weights[-1], side="right")

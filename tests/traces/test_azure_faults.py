@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harli_core.errors import TraceError
-from traces.azure import load_azure
+from tests.traces.azure import load_azure
 
 AzureFile = Callable[[bytes], Path]
 
@@ -138,7 +138,6 @@ def test_no_suspicion_where_the_file_goes_on(azure_file: AzureFile) -> None:
 
 HEADERS = {
     "other-names": b"arrived_at,num_prefill_tokens,num_decode_tokens",
-    "other-order": b"TIMESTAMP,GeneratedTokens,ContextTokens",
     "one-missing": b"TIMESTAMP,ContextTokens",
     "one-more": b"TIMESTAMP,NumImages,ContextTokens,GeneratedTokens",
     "other-case": b"timestamp,contexttokens,generatedtokens",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harli_core.errors import TraceError
-from traces.azure import load_azure
+from tests.traces.azure import load_azure
 from traces.schema import Repairs, RequestTrace
 
 AzureFile = Callable[[bytes], Path]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harli_core.errors import TraceError
-from traces.azure import COLUMNS, parse_azure
+from tests.traces.azure import COLUMNS, parse_azure
 from traces.content import TraceContent
 from traces.schema import RequestTrace
 

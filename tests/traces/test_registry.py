@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import traces
 from harli_core.errors import ConfigError, TraceError
 from traces.content import TraceContent
 from traces.registry import FORMATS, TraceFormat, load_trace
-from traces.schema import Repairs, RequestTrace
+from traces.rows import RawRows
+from traces.schema import RepairOptions, Repairs
 
 AzureFile = Callable[[bytes], Path]
 
@@ -50,7 +52,7 @@ def test_negative_seed() -> None:
 
 def test_file_is_recognised_by_its_header(azure_file: AzureFile) -> None:
     """The format is found whatever the file is called, and the repair that was asked for is counted."""
-    loaded = load_trace(str(azure_file(AZURE)), seed=0, sort=True)
+    loaded = load_trace(str(azure_file(AZURE)), seed=0, repairs=RepairOptions(sort=True))
     assert (loaded.format, len(loaded.trace), loaded.repairs) == ("azure-2023", 2, Repairs(sorted_rows=1))
 
 
@@ -65,10 +67,10 @@ def test_unknown_header_lists_what_was_seen_and_what_is_known(azure_file: AzureF
     path = azure_file(b"when,how_much\n1,2\n")
     with pytest.raises(TraceError) as caught:
         load_trace(str(path), seed=0)
-    assert str(caught.value) == (
-        f"{path}: row 1: the columns 'when,how_much' fit no known format; "
-        "known: azure-2023 (TIMESTAMP,ContextTokens,GeneratedTokens)"
-    )
+    message = str(caught.value)
+    assert message.startswith(f"{path}: row 1: the columns 'when,how_much' fit no known format; known: ")
+    assert message.isprintable()
+    assert all(f"{name} (" in message for name in FORMATS)
 
 
 def test_missing_file_says_so() -> None:
@@ -77,9 +79,13 @@ def test_missing_file_says_so() -> None:
         load_trace("no/such/file", seed=0)
 
 
-def one_request(content: TraceContent, *, sort: bool) -> tuple[RequestTrace, Repairs]:
+def one_request(content: TraceContent) -> RawRows:
     """A parser for any content: one request."""
-    return RequestTrace.of([0.0], [len(content.text)], [1], source=content.label), Repairs(sorted_rows=int(sort))
+    one = np.ones(1, dtype=np.int64)
+    return RawRows(
+        rows=one, arrivals=one, per_s=1, arrival_name="when", prompt_tokens=one * len(content.text), output_tokens=one,
+        readable=one == 1, failed=one == 0, fault=lambda _: (None, ""), arrival_text=lambda _: "",
+    )  # fmt: skip
 
 
 def test_a_format_is_one_entry(azure_file: AzureFile) -> None:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from harli_core.errors import ConfigError
-from traces.azure import load_azure
+from tests.traces.azure import load_azure
 from traces.parameters import (
     ConversationParameters,
     DriftingArrivals,
