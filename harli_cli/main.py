@@ -238,6 +238,25 @@ def replay(
         raise typer.Exit(1)
 
 
+policies_app = typer.Typer(help="Policies of your own.", rich_markup_mode=None)
+app.add_typer(policies_app, name="policy")
+
+
+@policies_app.command("new")
+def new_policy(
+    name: Annotated[str, typer.Argument(help="Lower-case name, as in my_policy.")],
+    folder: Annotated[Path, typer.Option(help="Where to write the two files.")] = Path(),
+) -> None:
+    """Write a policy that runs and a test that holds it to the contract of all policies."""
+    from harli_cli.policy_scaffold import scaffold  # noqa: PLC0415
+
+    source, test = scaffold(name, folder)
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    typer.echo(f"written: {source} and {test}")
+    typer.echo(f"test it: python -m pytest {test}")
+    typer.echo(f"compare it: harli compare --policies {name}:{class_name},hybrid --seeds 2 --horizon-s 300")
+
+
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,

@@ -30,7 +30,7 @@ def run_all(
     answers: dict[int, Answer] = {}
     waiting = iter(enumerate(tasks))
     lanes = [
-        ProcessPoolExecutor(max_workers=1, context="loky", initializer=_leave_interrupts_to_the_parent)
+        ProcessPoolExecutor(max_workers=1, initializer=_leave_interrupts_to_the_parent)
         for _ in range(min(jobs, len(tasks)))
     ]
     running: dict[Future[Answer], tuple[int, ProcessPoolExecutor]] = {}
