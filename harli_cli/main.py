@@ -162,7 +162,9 @@ def report(out: Annotated[Path, typer.Argument(help="The folder of a finished 'h
 @app.command()
 def compare(
     trace: Annotated[str | None, typer.Option(help="Trace file, or 'synthetic' [default: synthetic].")] = None,
-    policies: Annotated[str | None, typer.Option(help="Names, separated by commas [default: the built-in ones].")] = None,
+    policies: Annotated[
+        str | None, typer.Option(help="Names, separated by commas [default: the built-in ones].")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each policy, with seeds from --seed on.")] = 5,
     seed: Annotated[int | None, typer.Option(help="The first seed [default: 0].")] = None,
     gpus: Annotated[int | None, typer.Option(help="Decode GPUs [default: 2].")] = None,
@@ -204,7 +206,9 @@ def compare(
         best = document["best_within_target"]
         console.print(f"best within the target: {best or 'none kept it'}", highlight=False)
         for verdict in document["checks"]:
-            sides = " and ".join("nothing" if verdict[side] is None else f"{verdict[side]:,.6g}" for side in ("left", "right"))
+            sides = " and ".join(
+                "nothing" if verdict[side] is None else f"{verdict[side]:,.6g}" for side in ("left", "right")
+            )
             said = "holds" if verdict["holds"] else "FAILS"
             console.print(f"{said}: {verdict['check']} ({sides})", highlight=False, soft_wrap=True, markup=False)
         console.print(f"written: {out}/compare.json{', report.html' if html else ''}", highlight=False, soft_wrap=True)
@@ -296,7 +300,11 @@ def _simulate(
     console.print(result_table(summary))
     for line in remarks(summary):
         console.print(line, style="yellow", highlight=False, soft_wrap=True)
-    console.print(f"written: {out}/summary.json, requests.parquet, steps.parquet{', report.html' if html else ''}", highlight=False, soft_wrap=True)
+    console.print(
+        f"written: {out}/summary.json, requests.parquet, steps.parquet{', report.html' if html else ''}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def main() -> None:
@@ -315,6 +323,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     else:
+        if code == 130:  # an interrupt, which typer turned into its exit code
+            _fail("interrupted; no result was written", 130)
         sys.exit(code if isinstance(code, int) else 0)
 
 

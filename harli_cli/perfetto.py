@@ -86,7 +86,9 @@ class PerfettoWriter:
         if before[:2] != state[:2]:
             self._instant(pid, DECODE, "split", at_us, {"decode_sms": decode_sms, "finetune_sms": beside_sms})
         if lent != before[2]:
-            self._instant(pid, FINETUNE, "lend" if lent > before[2] else "reclaim", at_us, {"rows": abs(lent - before[2])})
+            self._instant(
+                pid, FINETUNE, "lend" if lent > before[2] else "reclaim", at_us, {"rows": abs(lent - before[2])}
+            )
         if window != before[3]:
             name = "window grows" if window > before[3] else "window shrinks"
             self._instant(pid, FINETUNE, name, at_us, {"layers": abs(window - before[3])})

@@ -9,7 +9,6 @@ In a test file beside the policy (pytest and hypothesis must be installed)::
         options = {}
 """
 
-
 from __future__ import annotations
 
 import dataclasses
@@ -30,6 +29,7 @@ from policies import find_policy
 
 TOTAL_SMS = 132
 FINETUNE_SMS = (112, 96, 80, 64, 48, 32, 16)
+
 
 @st.composite
 def job_views(draw: st.DrawFn, job_id: str) -> JobView:
@@ -102,9 +102,7 @@ VIEWS = step_views(st.integers(0, 1))
 BUSY = VIEWS.filter(lambda view: view.batch > 0)
 HISTORIES = st.lists(st.tuples(VIEWS, results()), min_size=1, max_size=4)
 TARGETS_MS = st.sampled_from([5.0, 8.0, 15.0, 40.0, 1000.0])
-MANY = settings(
-    max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.differing_executors]
-)
+MANY = settings(max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.differing_executors])
 
 
 def live(policy: Policy, context: PolicyContext, history: list[tuple[StepView, StepResult]]) -> list[StepPlan]:
@@ -153,9 +151,7 @@ class PolicyContract:
 
     @MANY
     @given(history=HISTORIES, qos_ms=TARGETS_MS)
-    def test_plans_are_possible(
-        self, history: list[tuple[StepView, StepResult]], qos_ms: float
-    ) -> None:
+    def test_plans_are_possible(self, history: list[tuple[StepView, StepResult]], qos_ms: float) -> None:
         """Whatever is shown and observed, the loop accepts the plan: partitions that exist, finite turns, a hold."""
         for context in two_contexts(qos_ms):
             for plan in live(self.make(context), context, history):
@@ -165,9 +161,7 @@ class PolicyContract:
 
     @MANY
     @given(history=HISTORIES, qos_ms=TARGETS_MS)
-    def test_equal_views_give_equal_plans(
-        self, history: list[tuple[StepView, StepResult]], qos_ms: float
-    ) -> None:
+    def test_equal_views_give_equal_plans(self, history: list[tuple[StepView, StepResult]], qos_ms: float) -> None:
         """Two fresh objects that see the same do the same: no clock, no chance, no shared state."""
         for context in two_contexts(qos_ms):
             assert live(self.make(context), context, history) == live(self.make(context), context, history)
@@ -204,9 +198,7 @@ class PolicyContract:
 
     @MANY
     @given(outcomes=st.lists(results(), max_size=4), view=BUSY)
-    def test_any_result_can_be_observed(
-        self, outcomes: list[StepResult], view: StepView
-    ) -> None:
+    def test_any_result_can_be_observed(self, outcomes: list[StepResult], view: StepView) -> None:
         """Results of any size after one plan, however far from the prediction; and planning goes on afterwards."""
         for context in two_contexts(40.0):
             policy = self.make(context)

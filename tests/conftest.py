@@ -41,8 +41,6 @@ def shared() -> Path:
     pytest.skip(reason)
 
 
-
-
 class RecordList:
     """A decision sink that keeps records, and their lines as a log would have them."""
 

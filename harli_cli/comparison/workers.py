@@ -23,9 +23,10 @@ def run_all(
 
     Raises `WorkerError` for a process that died. However this ends, no process of it is left.
     """
+    from concurrent.futures import FIRST_COMPLETED, Future, wait  # noqa: PLC0415
+
     from loky import ProcessPoolExecutor  # noqa: PLC0415  (only a comparison needs it)
     from loky.process_executor import BrokenProcessPool  # noqa: PLC0415
-    from concurrent.futures import FIRST_COMPLETED, Future, wait  # noqa: PLC0415
 
     answers: dict[int, Answer] = {}
     waiting = iter(enumerate(tasks))

@@ -88,7 +88,15 @@ def _errors(steps: dict[str, Column]) -> list[dict[str, float | str]]:
         if chosen.any():
             low, q1, middle, q3, high = np.quantile(error[chosen], (0.01, 0.25, 0.5, 0.75, 0.99)).tolist()
             boxes.append(
-                {"name": name, "count": int(chosen.sum()), "low": low, "q1": q1, "median": middle, "q3": q3, "high": high}
+                {
+                    "name": name,
+                    "count": int(chosen.sum()),
+                    "low": low,
+                    "q1": q1,
+                    "median": middle,
+                    "q3": q3,
+                    "high": high,
+                }
             )
     return boxes
 

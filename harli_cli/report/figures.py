@@ -122,7 +122,7 @@ def memory(digest: Mapping[str, Any], policy: str | None = None) -> Figure:
     layout = {
         "xaxis": _time(),
         "yaxis": {"title": {"text": "rows an instance"}, "rangemode": "tozero"},
-        "yaxis2": {"title": {"text": "layers, requests"}, "overlaying": "y", "side": "right", "rangemode": "tozero",
+        "yaxis2": {"title": {"text": "layers, requests"}, "overlaying": "y", "tickmode": "auto", "side": "right", "rangemode": "tozero",
                    "showgrid": False},
     }  # fmt: skip
     return _figure(_id("memory", policy), _named("Memory, window and batch", policy), _lines(digest, shown), layout)
@@ -135,7 +135,14 @@ def sharing(digest: Mapping[str, Any], policy: str | None = None) -> Figure:
     layout = {
         "xaxis": _time(),
         "yaxis": {"title": {"text": "SMs"}, "rangemode": "tozero"},
-        "yaxis2": {"title": {"text": "ms"}, "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False},
+        "yaxis2": {
+            "title": {"text": "ms"},
+            "overlaying": "y",
+            "tickmode": "auto",
+            "side": "right",
+            "rangemode": "tozero",
+            "showgrid": False,
+        },
     }
     return _figure(_id("sharing", policy), _named("SM split and pacing", policy), _lines(digest, shown), layout)
 

@@ -31,6 +31,7 @@ def write_page(
     shown = [figure for figure in figures if not figure["empty"]]
     parts = {
         "title": html.escape(title),
+        "heading": html.escape(title),
         "about": html.escape(about),
         "style": (PLACE / "page.css").read_text("utf-8"),
         "headlines": "\n".join(_headline(one) for one in headlines),

@@ -77,6 +77,8 @@ def test_in_chromium(folders: dict[str, Path], browser: Any, name: str, width: i
     figures = page.locator(".figure")
     assert figures.count() >= 7
     assert page.locator(".none").count() == 0
+    assert page.locator("h1").inner_text().startswith("Harli: ")
+    assert "{{" not in page.locator("body").inner_text()
     for index in range(figures.count()):
         marks = figures.nth(index).locator(".trace path, .trace .point, .boxes path, .bars path")
         assert marks.count() > 0, figures.nth(index).get_attribute("id")
