@@ -65,7 +65,7 @@ def compare_report(path: Path, document: Mapping[str, Any], digests: Digests) ->
         f"figures over time are of seed {seeds[0]}"
     )
     headlines = [Headline("best within the target", best or "none",
-                          "highest mean finetune throughput of the policies that kept the target under every seed")]  # fmt: skip
+                          "highest mean finetune throughput of those that kept the target under every seed")]  # fmt: skip
     for row in rows:
         if row["policy"] == best:
             for name, baseline in GAINS.items():
@@ -75,7 +75,7 @@ def compare_report(path: Path, document: Mapping[str, Any], digests: Digests) ->
                              "finetune throughput over the other's on as many GPUs, same seeds, minus 1")
                 )  # fmt: skip
             headlines.append(Headline("its finetune tokens/s", number(row["finetune_tokens_per_s"]["mean"]),
-                                      "tokens of completed optimizer steps a second, all GPUs, mean over seeds"))  # fmt: skip
+                                      "tokens of completed optimizer steps a second, mean over seeds"))  # fmt: skip
     figures = compare_figures(rows, digests, config)
     write_page(path, "Harli: policies compared", about, headlines, _table(rows, best), figures)
 
@@ -93,7 +93,8 @@ def _table(rows: Sequence[Mapping[str, Any]], best: str | None) -> str:
         kind = ' class="best"' if row["policy"] == best else ""
         name = html.escape(str(row["policy"]))
         lines.append(f'<tr{kind}><td>{name}</td><td class="{kept}">{kept}</td>{cells}</tr>')
-    head = f'<thead><tr><th>policy</th><th title="finetuning put 0.1 % of steps or fewer over it">target</th>{heads}</tr></thead>'
+    target = '<th title="finetuning put 0.1 % of steps or fewer over it">target</th>'
+    head = f"<thead><tr><th>policy</th>{target}{heads}</tr></thead>"
     return f'<div class="scroll"><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
