@@ -205,7 +205,6 @@ def compare(
         console.print(comparison_table(document))
         best = document["best_within_target"]
         console.print(f"best within the target: {best or 'none kept it'}", highlight=False)
-        sides_of = ("left", "right")
         for verdict in document["checks"]:
             sides = " and ".join(
                 "nothing" if verdict[side] is None else f"{verdict[side]:,.6g}" for side in ("left", "right")

@@ -122,7 +122,8 @@ def memory(digest: Mapping[str, Any], policy: str | None = None) -> Figure:
     layout = {
         "xaxis": _time(),
         "yaxis": {"title": {"text": "rows an instance"}, "rangemode": "tozero"},
-        "yaxis2": {"title": {"text": "layers, requests"}, "overlaying": "y", "tickmode": "auto", "side": "right", "rangemode": "tozero",
+        "yaxis2": {"title": {"text": "layers, requests"},
+                   "overlaying": "y", "tickmode": "auto", "side": "right", "rangemode": "tozero",
                    "showgrid": False},
     }  # fmt: skip
     return _figure(_id("memory", policy), _named("Memory, window and batch", policy), _lines(digest, shown), layout)
