@@ -1,4 +1,4 @@
-"""Every built-in policy keeps the contract, and so does what ``--policy package.module:Class`` names."""
+"""Every built-in policy keeps the contract."""
 
 from __future__ import annotations
 
