@@ -132,6 +132,10 @@ def run(
         "out"
     ),
     log: Annotated[Path | None, typer.Option(help="Write the decision log to this file.")] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write the run as a Chrome trace for ui.perfetto.dev to this file.")
+    ] = None,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write report.html beside the results.")] = False,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also run inference_only and separate; report gain and excess.")
     ] = False,
@@ -184,7 +188,72 @@ def run(
         require()
     if backend != "sim":
         raise ConfigError(f"unknown backend {backend!r}: known backends are cuda, sim")
-    _simulate(settings, out, log, baselines, as_json)
+    _simulate(settings, out, log, baselines, as_json, perfetto, html)
+
+
+@app.command()
+def report(out: Annotated[Path, typer.Argument(help="The folder of a finished 'harli run'.")] = Path("out")) -> None:
+    """Draw a finished result folder: writes report.html into it, one file that opens offline."""
+    from harli_cli.report.pages import run_report  # noqa: PLC0415
+
+    typer.echo(f"written: {run_report(out)}")
+
+
+@app.command()
+def compare(
+    trace: Annotated[str | None, typer.Option(help="Trace file, or 'synthetic' [default: synthetic].")] = None,
+    policies: Annotated[
+        str | None, typer.Option(help="Names, separated by commas [default: the built-in ones].")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each policy, with seeds from --seed on.")] = 5,
+    seed: Annotated[int | None, typer.Option(help="The first seed [default: 0].")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Decode GPUs [default: 2].")] = None,
+    prefill_gpus: Annotated[int | None, typer.Option(help="Prefill GPUs; 0: none [default: 1].")] = None,
+    serving_gpus: Annotated[int | None, typer.Option(help="GPUs that serve under 'separate'.")] = None,
+    model: Annotated[str | None, typer.Option(help="Served model [default: llama3-8b].")] = None,
+    finetune_model: Annotated[str | None, typer.Option(help="Finetuned model [default: the served one].")] = None,
+    qos_ms: Annotated[float | None, typer.Option(help="Step latency target in ms [default: 40].")] = None,
+    horizon_s: Annotated[float | None, typer.Option(help="Stop at this simulated time [default: all done].")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file as for 'harli run'; for all other options.")] = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(help="'POLICY.FIGURE > POLICY.FIGURE or number' on means over seeds; exit code 1 if it fails."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes [default: one a core].")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for compare.json and report.html.")] = Path("out"),
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write report.html.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
+) -> None:
+    """Run policies side by side over several seeds: means, 95 % intervals, gains, and the best within the target."""
+    from harli_cli.comparison.command import compare as run_comparison  # noqa: PLC0415
+    from harli_cli.comparison.command import failed  # noqa: PLC0415
+    from harli_cli.comparison.table import comparison_table  # noqa: PLC0415
+    from policies import POLICIES  # noqa: PLC0415
+
+    options = {
+        "trace": trace, "seed": seed, "gpus": gpus, "prefill_gpus": prefill_gpus, "serving_gpus": serving_gpus,
+        "model": model, "finetune_model": finetune_model, "qos_ms": qos_ms, "horizon_s": horizon_s,
+    }  # fmt: skip
+    names = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
+    settings = merged(config, options, [])
+    with progress() as stage:
+        document = run_comparison(settings, names, seeds, jobs, check or [], out, html, stage)
+    if as_json:
+        typer.echo(json.dumps(document, indent=2, sort_keys=True))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else 220)
+        console.print(comparison_table(document))
+        best = document["best_within_target"]
+        console.print(f"best within the target: {best or 'none kept it'}", highlight=False)
+        for verdict in document["checks"]:
+            sides = " and ".join(
+                "nothing" if verdict[side] is None else f"{verdict[side]:,.6g}" for side in ("left", "right")
+            )
+            said = "holds" if verdict["holds"] else "FAILS"
+            console.print(f"{said}: {verdict['check']} ({sides})", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"written: {out}/compare.json{', report.html' if html else ''}", highlight=False, soft_wrap=True)
+    if failed(document):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -213,6 +282,25 @@ def replay(
         raise typer.Exit(1)
 
 
+policies_app = typer.Typer(help="Policies of your own.", rich_markup_mode=None)
+app.add_typer(policies_app, name="policy")
+
+
+@policies_app.command("new")
+def new_policy(
+    name: Annotated[str, typer.Argument(help="Lower-case name, as in my_policy.")],
+    folder: Annotated[Path, typer.Option(help="Where to write the two files.")] = Path(),
+) -> None:
+    """Write a policy that runs and a test that holds it to the contract of all policies."""
+    from harli_cli.policy_scaffold import scaffold  # noqa: PLC0415
+
+    source, test = scaffold(name, folder)
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    typer.echo(f"written: {source} and {test}")
+    typer.echo(f"test it: python -m pytest {test}")
+    typer.echo(f"compare it: harli compare --policies {name}:{class_name},hybrid --seeds 2 --horizon-s 300")
+
+
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -226,13 +314,25 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _simulate(settings: RunConfig, out: Path, log: Path | None, baselines: bool, as_json: bool) -> None:
+def _simulate(
+    settings: RunConfig,
+    out: Path,
+    log: Path | None,
+    baselines: bool,
+    as_json: bool,
+    perfetto: Path | None,
+    html: bool,
+) -> None:
     from harli_cli.remarks import remarks  # noqa: PLC0415
     from harli_cli.run import execute  # noqa: PLC0415  (keeps --help fast)
     from harli_cli.tables import result_table  # noqa: PLC0415
 
     with progress() as stage:
-        summary = execute(settings, out, log, baselines, stage)
+        summary = execute(settings, out, log, baselines, stage, perfetto)
+    if html:
+        from harli_cli.report.pages import run_report  # noqa: PLC0415
+
+        run_report(out)
     if as_json:
         typer.echo(json.dumps(summary, indent=2, sort_keys=True))
         return
@@ -240,7 +340,11 @@ def _simulate(settings: RunConfig, out: Path, log: Path | None, baselines: bool,
     console.print(result_table(summary))
     for line in remarks(summary):
         console.print(line, style="yellow", highlight=False, soft_wrap=True)
-    console.print(f"written: {out}/summary.json, requests.parquet, steps.parquet", highlight=False, soft_wrap=True)
+    console.print(
+        f"written: {out}/summary.json, requests.parquet, steps.parquet{', report.html' if html else ''}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def main() -> None:
@@ -259,6 +363,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     else:
+        if code == 130:  # an interrupt, which typer turned into its exit code
+            _fail("interrupted; no result was written", 130)
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -56,10 +56,10 @@ def prepared(out: Path) -> Iterator[Path]:
 
 def write_results(out: Path, summary: dict[str, Any], requests: RequestBook, steps: StepBook) -> None:
     """Write all three; the summary last, so that where it stands the others are complete."""
-    _replace(out / "requests.parquet", lambda file: _write_requests(file, requests))
-    _replace(out / "steps.parquet", lambda file: _write_steps(file, steps))
+    replace_file(out / "requests.parquet", lambda file: _write_requests(file, requests))
+    replace_file(out / "steps.parquet", lambda file: _write_steps(file, steps))
     text = json.dumps(summary, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    _replace(out / "summary.json", lambda file: file.write(text.encode()))
+    replace_file(out / "summary.json", lambda file: file.write(text.encode()))
 
 
 def discard_summary(out: Path) -> None:
@@ -67,7 +67,8 @@ def discard_summary(out: Path) -> None:
     (out / "summary.json").unlink(missing_ok=True)
 
 
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write ``path`` whole or not at all; raises `ConfigError` when the disk does not take it."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from backends.sim.device_model import DeviceModel
 from backends.sim.simulation import SimOutcome
 from harli_cli import __version__
 from harli_cli.log_file import DecisionLogWriter
+from harli_cli.perfetto import PerfettoWriter, SinkPair
 from harli_cli.results import NAMES, discard_summary, prepared, write_results
 from harli_cli.scenario import Scenario, Stage
 from harli_cli.serving_gpus import serving_gpus
@@ -21,10 +22,16 @@ from harli_core.summary import RunFacts, summarise, utilisation
 SUMMARY_SCHEMA = 1
 
 
-def execute(config: RunConfig, out: Path, log: Path | None, baselines: bool, stage: Stage) -> dict[str, Any]:
+def execute(
+    config: RunConfig, out: Path, log: Path | None, baselines: bool, stage: Stage, perfetto: Path | None = None
+) -> dict[str, Any]:
     """Run, audit, write; returns the summary. Raises `HarliError` subclasses with their exit codes."""
     if log is not None:
         _check_log(log, out, config)
+    if perfetto is not None:
+        _check_log(perfetto, out, config, "--perfetto")
+        if log is not None and log.resolve() == perfetto.resolve():
+            raise ConfigError(f"--perfetto {perfetto}: --log writes there; give the trace a name of its own")
     scenario = Scenario(config)
     options = dict(config.policy_options)
     search = config.policy == "separate" and config.serving_gpus is None and "serving_gpus" not in options
@@ -34,24 +41,36 @@ def execute(config: RunConfig, out: Path, log: Path | None, baselines: bool, sta
     with prepared(out) as folder:
         if search:
             options["serving_gpus"] = serving_gpus(config, scenario, stage)
-        return _run_and_write(scenario, options, folder, log, baselines, stage)
+        return _run_and_write(scenario, options, folder, log, baselines, stage, perfetto)
 
 
-def _check_log(log: Path, out: Path, config: RunConfig) -> None:
+def _check_log(log: Path, out: Path, config: RunConfig, option: str = "--log") -> None:
     """A log may not take the place of a result or of the trace."""
     for path in (*(out / name for name in NAMES), Path(config.trace)):
         if log.resolve() == path.resolve():
-            raise ConfigError(f"--log {log}: {path} is in use already; give the log a name of its own")
+            raise ConfigError(f"{option} {log}: {path} is in use already; give the log a name of its own")
 
 
 def _run_and_write(
-    scenario: Scenario, options: dict[str, Any], out: Path, log: Path | None, baselines: bool, stage: Stage
+    scenario: Scenario,
+    options: dict[str, Any],
+    out: Path,
+    log: Path | None,
+    baselines: bool,
+    stage: Stage,
+    perfetto: Path | None,
 ) -> dict[str, Any]:
     config = scenario.config
     total = len(scenario.loaded.trace)
-    sink = DecisionLogWriter(log, scenario.contexts.header(config.policy, options)) if log is not None else None
     try:
-        with sink or nullcontext():
+        with ExitStack() as opened:
+            sinks: list[DecisionLogWriter | PerfettoWriter] = []
+            if log is not None:
+                writer = DecisionLogWriter(log, scenario.contexts.header(config.policy, options))
+                sinks.append(opened.enter_context(writer))
+            if perfetto is not None:
+                sinks.append(opened.enter_context(PerfettoWriter(perfetto)))
+            sink = SinkPair(*sinks) if len(sinks) > 1 else next(iter(sinks), None)
             outcome, device = scenario.run(config.policy, options, sink, stage(config.policy, total))
     except (AuditError, MemoryAccountingError):
         discard_summary(out)

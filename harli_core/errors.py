@@ -31,6 +31,12 @@ class PolicyError(HarliError):
     exit_code = 4
 
 
+class WorkerError(HarliError):
+    """A process that ran one scenario of a comparison died (killed, or out of memory)."""
+
+    exit_code = 3
+
+
 class LogError(HarliError):
     """A decision log that cannot be read or was written under another schema."""
 

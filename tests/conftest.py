@@ -41,13 +41,6 @@ def shared() -> Path:
     pytest.skip(reason)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--policy package.module:Class`` runs the policy contract suite on a policy of your own; repeatable."""
-    parser.addoption(
-        "--policy", action="append", default=[], help="a policy for the contract suite, package.module:Class"
-    )
-
-
 class RecordList:
     """A decision sink that keeps records, and their lines as a log would have them."""
 

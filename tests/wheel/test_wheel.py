@@ -37,7 +37,9 @@ def test_every_source_and_data_file(names: list[str]) -> None:
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and path.suffix in {".py", ".pyi", ".typed", ".json", ".jsonl"} and "csrc" not in path.parts
+        if path.is_file()
+        and path.suffix in {".py", ".pyi", ".typed", ".json", ".jsonl", ".html", ".css", ".js", ".txt"}
+        and "csrc" not in path.parts
     }
     found = {name for name in names if ".dist-info/" not in name and not name.endswith("/")}
     assert found == expected

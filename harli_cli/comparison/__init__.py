@@ -1,0 +1,1 @@
+"""Policies side by side: scenarios, the processes that run them, statistics over seeds, checks."""

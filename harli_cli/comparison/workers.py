@@ -1,0 +1,81 @@
+"""Scenarios on several processes: each process has one scenario at a time, so that one which dies names its scenario.
+
+Every lane is an executor with a single process. A pool of several would only say that one of them died.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from harli_core.errors import HarliError, WorkerError
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+
+def run_all(
+    tasks: Sequence[Task], work: Callable[[Task], Answer], jobs: int, done: Callable[[Task], None]
+) -> list[Answer]:
+    """``work`` on every task, ``jobs`` at a time, answers in the order of ``tasks``; ``str(task)`` names a task.
+
+    Raises `WorkerError` for a process that died. However this ends, no process of it is left.
+    """
+    from concurrent.futures import FIRST_COMPLETED, Future, wait  # noqa: PLC0415
+
+    from loky import ProcessPoolExecutor  # noqa: PLC0415  (only a comparison needs it)
+    from loky.process_executor import BrokenProcessPool  # noqa: PLC0415
+
+    answers: dict[int, Answer] = {}
+    waiting = iter(enumerate(tasks))
+    lanes = [
+        ProcessPoolExecutor(max_workers=1, initializer=_leave_interrupts_to_the_parent)
+        for _ in range(min(jobs, len(tasks)))
+    ]
+    running: dict[Future[Answer], tuple[int, ProcessPoolExecutor]] = {}
+    try:
+        idle = list(lanes)
+        while True:
+            while idle and (following := next(waiting, None)) is not None:
+                lane = idle.pop()
+                with _interrupts_not_inherited():
+                    running[lane.submit(work, following[1])] = (following[0], lane)
+            if not running:
+                return [answers[index] for index in range(len(tasks))]
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                index, lane = running.pop(future)
+                try:
+                    answers[index] = future.result()
+                except HarliError as error:
+                    raise type(error)(f"{tasks[index]}: {error}") from None
+                except BrokenProcessPool as error:
+                    raise WorkerError(f"{tasks[index]}: its process died{_how(error)}; no result was written") from None
+                done(tasks[index])
+                idle.append(lane)
+    finally:
+        for lane in lanes:
+            lane.shutdown(wait=True, kill_workers=True)
+
+
+def _how(error: BaseException) -> str:
+    """The exit code that loky found, as in ``SIGKILL(-9)``."""
+    _, brace, rest = str(error).partition("{")
+    code = rest.partition("}")[0]
+    return f" ({code})" if brace and code else ""
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C reaches every process of the terminal; the parent ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _interrupts_not_inherited() -> Iterator[None]:
+    """A process that is started here ignores Ctrl-C from its first instruction on."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

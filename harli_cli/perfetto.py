@@ -1,0 +1,142 @@
+"""A run as a Chrome trace (JSON Object Format), for https://ui.perfetto.dev or chrome://tracing.
+
+One process an instance; its threads are decode and finetuning. Times are microseconds of simulated time. Slices of a
+thread follow each other and never overlap: a turn stands at the start of its step, decode at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from harli_core.decision_log import DecisionRecord
+from harli_core.errors import ConfigError
+
+DECODE, FINETUNE = 1, 2
+"""Threads of an instance."""
+
+
+class PerfettoWriter:
+    """A decision sink that writes events as they come, to a file that takes its name when the run is complete."""
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path`` for writing; raises `ConfigError` when that cannot be done."""
+        self._path = path
+        self._partial = path.with_name(path.name + ".partial")
+        self._seen: dict[int, tuple[int, int, int, int]] = {}
+        self._first = True
+        if path.is_dir():
+            raise ConfigError(f"--perfetto {path}: it is a folder; expected the name of a file")
+        try:
+            self._file = self._partial.open("w", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise ConfigError(f"--perfetto {path}: cannot write there ({error.strerror})") from None
+        self._file.write('{"displayTimeUnit":"ms","traceEvents":[')
+
+    def write(self, record: DecisionRecord) -> None:
+        """Add the steps of one plan, or one idle time, and what changed at its beginning."""
+        view, plan, result = record.view, record.plan, record.result
+        pid = view.instance
+        beside_sms = sum(job.sms for job in plan.jobs)
+        window = sum(job.window_layers for job in view.jobs)
+        state = (plan.decode_sms, beside_sms, view.memory.rows_lent, window)
+        start_us = (view.time_s * 1000.0 - view.elapsed_ms) * 1000.0
+        self._changes(pid, view.time_s * 1e6, state)
+        if not result.latency_ms:
+            idle_us = result.idle_s * 1e6
+            if beside_sms and idle_us > 0.0:
+                self._slice(pid, FINETUNE, "finetune, no requests", view.time_s * 1e6, idle_us, {"sms": beside_sms})
+            return
+        steps = zip(result.latency_ms, result.decode_ms, result.turn_ms, strict=True)
+        for index, (latency_ms, decode_ms, turn_ms) in enumerate(steps):
+            end_us = start_us + latency_ms * 1000.0
+            decode_us = min(decode_ms, latency_ms) * 1000.0
+            about = {"step": view.step + index, "batch": view.batch, "latency_ms": latency_ms}
+            self._slice(pid, DECODE, "step", start_us, latency_ms * 1000.0, about)
+            self._slice(pid, DECODE, "decode", end_us - decode_us, decode_us, {"sms": plan.decode_sms})
+            turn_us = min(turn_ms * 1000.0, latency_ms * 1000.0)
+            if turn_us > 0.0:
+                self._slice(pid, FINETUNE, "turn", start_us, turn_us, {"sms": "all"})
+            if beside_sms and decode_us > 0.0:
+                begins_us = max(end_us - decode_us, start_us + turn_us)
+                self._slice(pid, FINETUNE, "beside decode", begins_us, end_us - begins_us, {"sms": beside_sms})
+            start_us = end_us
+
+    def _changes(self, pid: int, at_us: float, state: tuple[int, int, int, int]) -> None:
+        """An instant for each thing that is not as it was, and the counters that show it."""
+        before = self._seen.get(pid)
+        if before is None:
+            names = ((None, "process_name", f"instance {pid}"), (DECODE, "thread_name", "decode"),
+                     (FINETUNE, "thread_name", "finetuning"))  # fmt: skip
+            for tid, kind, name in names:
+                self._event({"ph": "M", "pid": pid, "tid": tid or 0, "name": kind, "args": {"name": name}})
+        if before == state:
+            return
+        self._seen[pid] = state
+        decode_sms, beside_sms, lent, window = state
+        counters = {"SMs": {"decode": decode_sms, "finetune": beside_sms}, "rows lent": {"rows": lent},
+                    "window": {"layers": window}}  # fmt: skip
+        for name, values in counters.items():
+            self._event({"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": at_us, "args": values})
+        if before is None:
+            return
+        if before[:2] != state[:2]:
+            self._instant(pid, DECODE, "split", at_us, {"decode_sms": decode_sms, "finetune_sms": beside_sms})
+        if lent != before[2]:
+            self._instant(
+                pid, FINETUNE, "lend" if lent > before[2] else "reclaim", at_us, {"rows": abs(lent - before[2])}
+            )
+        if window != before[3]:
+            name = "window grows" if window > before[3] else "window shrinks"
+            self._instant(pid, FINETUNE, name, at_us, {"layers": abs(window - before[3])})
+
+    def _slice(self, pid: int, tid: int, name: str, at_us: float, length_us: float, about: dict[str, Any]) -> None:
+        self._event({"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": at_us, "dur": length_us, "args": about})
+
+    def _instant(self, pid: int, tid: int, name: str, at_us: float, about: dict[str, Any]) -> None:
+        self._event({"ph": "i", "s": "t", "pid": pid, "tid": tid, "name": name, "ts": at_us, "args": about})
+
+    def _event(self, event: dict[str, Any]) -> None:
+        text = ("\n" if self._first else ",\n") + json.dumps(event, separators=(",", ":"), allow_nan=False)
+        self._first = False
+        try:
+            self._file.write(text)
+        except OSError as error:
+            raise ConfigError(f"--perfetto {self._path}: cannot write there ({error.strerror})") from None
+
+    def __enter__(self) -> Self:
+        """Use as a context manager: the trace gets its name only when the block succeeds."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close and name the trace, or remove it."""
+        try:
+            with self._file:
+                self._file.write("\n]}\n")
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            if kind is None:
+                self._partial.replace(self._path)
+        except OSError as failure:
+            if kind is None:
+                raise ConfigError(f"--perfetto {self._path}: cannot write there ({failure.strerror})") from None
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+
+class SinkPair:
+    """Two decision sinks that get the same records."""
+
+    def __init__(self, *sinks: Any) -> None:
+        """Anything with ``write(record)``."""
+        self._sinks = sinks
+
+    def write(self, record: DecisionRecord) -> None:
+        """Pass the record on."""
+        for sink in self._sinks:
+            sink.write(record)

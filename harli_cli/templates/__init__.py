@@ -1,0 +1,1 @@
+"""What a new policy starts from."""

@@ -1,0 +1,144 @@
+"""`harli compare`: the table, statistics, checks, exit codes, and what happens to processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harli_cli.comparison.checks import judge, read_check
+from harli_cli.comparison.statistics import best, interval
+from harli_cli.comparison.workers import run_all
+from harli_core.errors import ConfigError, WorkerError
+
+
+def test_rows_are_the_runs(harli: Any, trace: Path) -> None:
+    """Each value of the comparison is what `harli run` gives for that policy and seed; gains are their quotients."""
+    common = ("--trace", trace, "--gpus", "2")
+    done = harli("compare", *common, "--policies", "hybrid", "--seeds", "2", "--no-html", "--json", "--out", "c")
+    assert (done.code, done.err) == (0, "")
+    document = json.loads(done.out)
+    assert document == json.loads(Path("c/compare.json").read_text())
+    (row,) = document["rows"]
+    for index, seed in enumerate(("0", "1")):
+        tokens = {}
+        for policy in ("hybrid", "separate", "static_split"):
+            summary = json.loads(harli("run", *common, "--policy", policy, "--seed", seed, "--json").out)
+            tokens[policy] = summary["finetune"]["tokens_per_s"]
+            if policy == "hybrid":
+                assert row["step_p99_ms"]["values"][index] == summary["steps"]["latency_ms"]["p99"]
+        assert row["finetune_tokens_per_s"]["values"][index] == tokens["hybrid"]
+        for other in ("separate", "static_split"):
+            expected = tokens["hybrid"] / tokens[other] - 1.0 if tokens[other] else None
+            assert row[f"gain_over_{other}"]["values"][index] == expected
+
+
+@pytest.mark.parametrize(("check", "code"), [("hybrid.steps > 0", 0), ("hybrid.steps < 1", 1)])
+def test_a_check_sets_the_exit_code(harli: Any, trace: Path, check: str, code: int) -> None:
+    """1 when it fails, and the result is written all the same."""
+    done = harli("compare", "--trace", trace, "--policies", "hybrid", "--seeds", "1", "--no-html", "--check", check)
+    assert done.code == code
+    assert ("FAILS" in done.out) == bool(code)
+    assert [path.name for path in Path("out").iterdir()] == ["compare.json"]
+
+
+@pytest.mark.parametrize(
+    "check",
+    ["", "hybrid.steps", "hybrid.steps > ", "1 < 2", "hybrid.stepz > 1", "other.steps > 1", "hybrid.steps = 1",
+     "hybrid.steps > 1 > 0", "hybrid.steps > __import__('os')", "hybrid.steps > nan", "hybrid.steps => 1"],
+)  # fmt: skip
+def test_a_faulty_check_is_refused(harli: Any, trace: Path, check: str) -> None:
+    """Before anything runs, with the text of the check."""
+    assert "--check" in harli("compare", "--trace", trace, "--policies", "hybrid", "--check", check).error()
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_check_or_refused(text: str) -> None:
+    """No other exception, whatever is written."""
+    try:
+        check = read_check(text, ("hybrid",))
+    except ConfigError:
+        return
+    assert check.text == text
+
+
+def test_a_figure_that_is_missing_fails_its_check() -> None:
+    """No value is neither more nor less than anything."""
+    for sign in ("<", ">=", "!="):
+        assert not judge(read_check(f"hybrid.steps {sign} 1", ("hybrid",)), {"hybrid": {"steps": None}}).holds
+
+
+def test_interval_of_five() -> None:
+    """Student's quantile for four degrees of freedom is 2.776."""
+    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found["mean"] == 3.0
+    assert found["half_width"] == pytest.approx(2.776445 * (2.5 / 5) ** 0.5, rel=1e-6)
+    assert interval([7.0]) == {"mean": 7.0, "half_width": None}
+
+
+def test_best_keeps_the_target() -> None:
+    """The fastest that violates does not count; nor is anything best where none keeps it."""
+    fast = {"policy": "fast", "keeps_target": False, "finetune_tokens_per_s": {"mean": 9.0}}
+    slow = {"policy": "slow", "keeps_target": True, "finetune_tokens_per_s": {"mean": 2.0}}
+    assert best([fast, slow]) == "slow"
+    assert best([fast]) is None
+
+
+def _die_on_three(task: int) -> int:
+    if task == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task * 2
+
+
+def test_a_dead_worker_names_its_task() -> None:
+    """Killed in the middle: the error names exactly the task that it had, and how it died."""
+    with pytest.raises(WorkerError, match=r"^3: its process died \(SIGKILL"):
+        run_all([1, 2, 3, 4], _die_on_three, 2, lambda _task: None)
+
+
+def test_answers_keep_the_order_of_tasks() -> None:
+    """Whichever process is done first."""
+    assert run_all([5, 1, 2], _die_on_three, 2, lambda _task: None) == [10, 2, 4]
+
+
+def _children(pid: int) -> set[int]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.add(int(path.parent.name))
+    return found
+
+
+def test_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    """Ctrl-C, which every process of the terminal gets: exit code 130, one line, no file, no process."""
+    command = [sys.executable, "-m", "harli_cli", "compare", "--seeds", "3", "--out", "result"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    children: set[int] = set()
+    while len(children) < 2 and process.poll() is None:
+        time.sleep(0.05)
+        children |= _children(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert err == b"harli: interrupted; no result was written\n"
+    assert list(tmp_path.rglob("*")) == []
+    for _ in range(100):
+        if not any(Path(f"/proc/{child}").exists() for child in children):
+            break
+        time.sleep(0.1)
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
