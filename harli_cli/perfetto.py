@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from harli_core.decision_log import DecisionRecord
 from harli_core.errors import ConfigError
+from harli_core.types import StepPlan, StepResult
 
 DECODE, FINETUNE = 1, 2
 """Threads of an instance."""
@@ -38,23 +39,30 @@ class PerfettoWriter:
 
     def write(self, record: DecisionRecord) -> None:
         """Add the steps of one plan, or one idle time, and what changed at its beginning."""
-        view, plan, result = record.view, record.plan, record.result
-        pid = view.instance
-        beside_sms = sum(job.sms for job in plan.jobs)
-        window = sum(job.window_layers for job in view.jobs)
-        state = (plan.decode_sms, beside_sms, view.memory.rows_lent, window)
+        view, plan = record.view, record.plan
+        state = (
+            plan.decode_sms,
+            sum(job.sms for job in plan.jobs),
+            view.memory.rows_lent,
+            sum(job.window_layers for job in view.jobs),
+        )
+        self._changes(view.instance, view.time_s * 1e6, state)
         start_us = (view.time_s * 1000.0 - view.elapsed_ms) * 1000.0
-        self._changes(pid, view.time_s * 1e6, state)
-        if not result.latency_ms:
-            idle_us = result.idle_s * 1e6
-            if beside_sms and idle_us > 0.0:
-                self._slice(pid, FINETUNE, "finetune, no requests", view.time_s * 1e6, idle_us, {"sms": beside_sms})
-            return
+        for result in record.results:
+            if result.latency_ms:
+                start_us = self._steps(view.instance, plan, result, start_us)
+            elif state[1] and result.idle_s > 0.0:
+                about = {"sms": state[1]}
+                self._slice(view.instance, FINETUNE, "finetune, no requests", start_us, result.idle_s * 1e6, about)
+
+    def _steps(self, pid: int, plan: StepPlan, result: StepResult, start_us: float) -> float:
+        """Add the steps of one batch from ``start_us`` on; returns when they end."""
+        beside_sms = sum(job.sms for job in plan.jobs)
         steps = zip(result.latency_ms, result.decode_ms, result.turn_ms, strict=True)
-        for index, (latency_ms, decode_ms, turn_ms) in enumerate(steps):
+        for step, (latency_ms, decode_ms, turn_ms) in enumerate(steps, start=result.first_step):
             end_us = start_us + latency_ms * 1000.0
             decode_us = min(decode_ms, latency_ms) * 1000.0
-            about = {"step": view.step + index, "batch": view.batch, "latency_ms": latency_ms}
+            about = {"step": step, "batch": result.batch, "latency_ms": latency_ms}
             self._slice(pid, DECODE, "step", start_us, latency_ms * 1000.0, about)
             self._slice(pid, DECODE, "decode", end_us - decode_us, decode_us, {"sms": plan.decode_sms})
             turn_us = min(turn_ms * 1000.0, latency_ms * 1000.0)
@@ -64,6 +72,7 @@ class PerfettoWriter:
                 begins_us = max(end_us - decode_us, start_us + turn_us)
                 self._slice(pid, FINETUNE, "beside decode", begins_us, end_us - begins_us, {"sms": beside_sms})
             start_us = end_us
+        return start_us
 
     def _changes(self, pid: int, at_us: float, state: tuple[int, int, int, int]) -> None:
         """An instant for each thing that is not as it was, and the counters that show it."""

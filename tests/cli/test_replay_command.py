@@ -50,7 +50,7 @@ def test_fields_that_only_one_plan_has(harli: Harli, log: Path) -> None:
     """`inference_only` plans nothing for the job that `hybrid` finetunes."""
     answer = harli("replay", log, "--policy", "inference_only")
     assert "  jobs[0].job_id: logged job-0, planned nothing" in answer.out.splitlines()
-    assert "hold.steps: logged 1, planned 64" in answer.out
+    assert "hold.steps: logged 1, planned 256" in answer.out
 
 
 def test_another_policy_and_other_options(harli: Harli, log: Path) -> None:
