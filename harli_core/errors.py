@@ -31,6 +31,10 @@ class PolicyError(HarliError):
     exit_code = 4
 
 
+class JobError(HarliError):
+    """A finetuning job that cannot be run or go on: its file, its data, its model or its loss."""
+
+
 class LogError(HarliError):
     """A decision log that cannot be read or was written under another schema."""
 
