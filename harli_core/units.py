@@ -41,7 +41,7 @@ class UnitOrder:
     """The units of one optimizer step for ``layers`` layers and ``micro_batches`` micro-batches, in order."""
 
     def __init__(self, layers: int, micro_batches: int, *, group: int | None = None, head_parts: int = 1) -> None:
-        """Lay the units out, ``group`` micro-batches at a time (`None`: all); all counts are at least 1 (else `ConfigError`)."""
+        """Lay the units out, ``group`` micro-batches at a time (`None`: all); counts are 1 or more (else `ConfigError`)."""
         if layers < 1 or micro_batches < 1:
             raise ConfigError(
                 f"a finetune step needs layers >= 1 and micro-batches >= 1, not {layers} and {micro_batches}"
