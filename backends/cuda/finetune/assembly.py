@@ -136,7 +136,7 @@ def _move_around(model: CutModel, device: Any) -> None:
                 moved[id(parameter)] = parameter.detach().to(device)
             names.append(name)
             tensors.append(moved[id(parameter)])
-        bind_frozen(piece, tuple(names), tensors)
+        bind_frozen(piece, names, tensors)
 
     for piece in (model.embedding, model.norm, model.head):
         there(piece)

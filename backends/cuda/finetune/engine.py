@@ -188,6 +188,11 @@ class FinetuneEngine:
         """``layer`` is about to leave: what was kept of its forward pass refers to its weights, and is computed again."""
         self.activations.forget_kept(layer)
 
+    @property
+    def loss_so_far(self) -> Any:
+        """Loss of the step under way, as far as its head units have run; on the device."""
+        return self._loss
+
     # Units
 
     def _begin(self, step: int, tokens: int) -> None:
