@@ -146,6 +146,11 @@ class WindowedWeights:
         return len(self._free) + len(self._held)
 
     @property
+    def layer_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self._layout.size_bytes
+
+    @property
     def resident(self) -> tuple[int, ...]:
         """Layers in a slot, or on their way into one."""
         return self.window.resident
