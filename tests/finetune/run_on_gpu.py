@@ -112,7 +112,7 @@ def bf16_gradients_within_noise() -> str:
 
         def distance(gradients: dict[str, Any], exact: dict[str, Any] = exact) -> float:
             far = sum(float((gradients[name].float() - exact[name]).square().sum()) for name in exact)
-            return (far / sum(float(part.square().sum()) for part in exact.values())) ** 0.5
+            return float((far / sum(float(part.square().sum()) for part in exact.values())) ** 0.5)
 
         ours, theirs = distance(found), distance(plain)
         told.append(f"{kind}: {ours:.4f} from fp32, plain {theirs:.4f}")
@@ -223,7 +223,7 @@ CHECKS = (
 def main() -> int:
     """Run them all; 1 if one failed."""
     if not torch.cuda.is_available():
-        print("no GPU here")
+        print("no GPU here")  # noqa: T201
         return 1
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -232,14 +232,13 @@ def main() -> int:
         begin_s = time.perf_counter()
         try:
             figures = check()
-            print(f"ok    {check.__name__}: {figures} ({time.perf_counter() - begin_s:.1f} s)", flush=True)
+            print(f"ok    {check.__name__}: {figures} ({time.perf_counter() - begin_s:.1f} s)", flush=True)  # noqa: T201
         except Exception:
             failed += 1
-            print(f"FAIL  {check.__name__}", flush=True)
+            print(f"FAIL  {check.__name__}", flush=True)  # noqa: T201
             traceback.print_exc()
-    print(
-        f"{len(CHECKS) - failed} of {len(CHECKS)} passed on {torch.cuda.get_device_name()}, torch {torch.__version__}"
-    )
+    torch_on = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(f"{len(CHECKS) - failed} of {len(CHECKS)} passed on {torch_on}")  # noqa: T201
     return 1 if failed else 0
 
 

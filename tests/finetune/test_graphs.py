@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.cuda.finetune.engine import UnitSettings
+from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
 from backends.cuda.finetune.layer_graphs import GraphRunner
 from tests.finetune.tiny import (
     LAYERS,
@@ -83,12 +83,18 @@ class FixedAddresses:
         """Nothing is kept here."""
 
 
+def graphs_of(engine: FinetuneEngine) -> GraphRunner:
+    """The cache of an engine that has one."""
+    assert isinstance(engine.runner, GraphRunner)
+    return engine.runner
+
+
 def equal_lengths() -> Any:
     """A feed whose micro-batches all have one shape, so that every unit comes again."""
     return tiny_feed(4, 24, samples=[sample for sample in tiny_samples(300) if len(sample) == 12][:12])
 
 
-def trained(capture: FixedAddresses | None, **options: Any) -> tuple[list[float], dict[str, Any], Any]:
+def trained(capture: FixedAddresses | None, **options: Any) -> tuple[list[float], dict[str, Any], FinetuneEngine]:
     """Losses, final state and the engine of a short run with dropout."""
     seen = Collected()
     engine = tiny_engine(
@@ -105,7 +111,7 @@ def test_graphs_on_slots_train_the_same_to_the_bit(window: int) -> None:
     replayed_losses, replayed_state, engine = trained(FixedAddresses(), window_layers=window)
     assert replayed_losses == losses
     assert all(torch.equal(tensor, state[name]) for name, tensor in replayed_state.items())
-    counters = engine.runner.counters
+    counters = graphs_of(engine).counters
     assert counters.replayed > counters.eager
     # Forward and backward on each slot; the lowest layer's backward, without a gradient for its input, where that was.
     assert 2 * window <= counters.captured <= 3 * window
@@ -114,7 +120,7 @@ def test_graphs_on_slots_train_the_same_to_the_bit(window: int) -> None:
 
 def test_layers_that_differ_do_not_share_graphs() -> None:
     """Another rank or scaling in one layer has graphs of its own: what differs is baked into a graph."""
-    lora = {"rank_pattern": {"1.self_attn.q_proj": 2}, "alpha_pattern": {"2.self_attn.q_proj": 5}}
+    lora: dict[str, Any] = {"rank_pattern": {"1.self_attn.q_proj": 2}, "alpha_pattern": {"2.self_attn.q_proj": 5}}
     eager, graphs = (
         tiny_engine(tiny_peft(**lora), equal_lengths(), recipe(), window_layers=2, capture=capture)
         for capture in (None, FixedAddresses())
@@ -123,7 +129,7 @@ def test_layers_that_differ_do_not_share_graphs() -> None:
     run_all(graphs)
     state = eager.states.tensors()
     assert all(torch.equal(tensor, state[name]) for name, tensor in graphs.states.tensors().items())
-    assert graphs.runner.counters.replayed > 0
+    assert graphs_of(graphs).counters.replayed > 0
 
 
 @pytest.mark.parametrize(("fast", "kept"), [(56, 56), (None, None)])
@@ -133,8 +139,7 @@ def test_the_faster_way_to_plan_for_a_partition_is_kept(fast: int | None, kept: 
     capture = FixedAddresses(stream_sms=56, fast=fast)
     timed_losses, _, engine = trained(capture, window_layers=2)
     assert timed_losses == losses
-    runner = engine.runner
-    assert isinstance(runner, GraphRunner)
+    runner = graphs_of(engine)
     assert {graph.sms for graph in runner._graphs.values()} == {kept}
     assert set(runner.counters.targeted.values()) == {kept == 56}
     assert capture.planned == [56, 56, 56]
@@ -146,13 +151,13 @@ def test_another_stream_has_graphs_of_its_own() -> None:
     engine = tiny_engine(tiny_peft(), equal_lengths(), recipe(6), window_layers=2, capture=capture)
     run_step(engine)
     run_step(engine)
-    first = engine.runner.counters.captured
+    first = graphs_of(engine).counters.captured
     capture.streams = 2
     run_step(engine)
     run_step(engine)
-    assert engine.runner.counters.captured == 2 * first
-    engine.runner.forget(None)
-    assert {key[0] for key in engine.runner._graphs} == {1}
+    assert graphs_of(engine).counters.captured == 2 * first
+    graphs_of(engine).forget(None)
+    assert {key[0] for key in graphs_of(engine)._graphs} == {1}
 
 
 def test_kept_activations_are_not_captured() -> None:
@@ -160,4 +165,4 @@ def test_kept_activations_are_not_captured() -> None:
     losses, _, _ = trained(None)
     kept_losses, _, engine = trained(FixedAddresses(), settings=UnitSettings(recompute="none"))
     assert kept_losses == losses
-    assert engine.runner.counters.replayed == 0
+    assert graphs_of(engine).counters.replayed == 0

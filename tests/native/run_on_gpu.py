@@ -184,7 +184,7 @@ GPU_ONLY = [
 def main() -> int:
     """Run everything; 0 if all of it passed."""
     if not _native.with_cuda:
-        print("the extension was built without CUDA: HARLI_CUDA=1 python -m pip install .")
+        print("the extension was built without CUDA: HARLI_CUDA=1 python -m pip install .")  # noqa: T201
         return 2
     torch.cuda.init()
     torch.zeros(1, device="cuda")
@@ -207,8 +207,8 @@ def main() -> int:
             failures += 1
             outcome = "FAILED\n" + traceback.format_exc()
         driver.clear_faults()
-        print(f"{name} ({time.perf_counter() - begin:.2f} s): {outcome}", flush=True)
-    print(f"{len(checks) - failures} of {len(checks)} passed")
+        print(f"{name} ({time.perf_counter() - begin:.2f} s): {outcome}", flush=True)  # noqa: T201
+    print(f"{len(checks) - failures} of {len(checks)} passed")  # noqa: T201
     return 1 if failures else 0
 
 
