@@ -12,6 +12,7 @@ from backends.cuda.finetune.adapter import attach, write_adapter
 from backends.cuda.finetune.assembly import build_engine
 from backends.cuda.finetune.checkpoint import CheckpointFolder, CheckpointWriter, Restored
 from backends.cuda.finetune.conversation import read_datasets
+from backends.cuda.finetune.dropout import seeded
 from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
 from backends.cuda.finetune.feed import SampleFeed
 from backends.cuda.finetune.job_file import JobFile
@@ -51,6 +52,8 @@ class ReadyJob:
 
 def prepare(job: JobFile, device: str, on_step: Callable[[StepReport], None] | None = None) -> ReadyJob:
     """Load and check everything that can be wrong before the first step; raises `ConfigError` or `JobError`."""
+    import torch
+
     tokenizer = _tokenizer(job)
     feed = SampleFeed(
         _samples(job, tokenizer),
@@ -74,7 +77,8 @@ def prepare(job: JobFile, device: str, on_step: Callable[[StepReport], None] | N
             f"the tokenizer has {tokenizer.vocabulary} tokens, the model {model.config.vocab_size}: "
             "they do not belong together"
         )
-    peft_model = attach(model, _lora(job))
+    with seeded(job.seed, torch.device("cpu")):  # the first values of the LoRA matrices
+        peft_model = attach(model, _lora(job))
     log = TrainerLog(output, recipe.max_steps, feed.steps_per_epoch)
 
     def facts(step: int) -> dict[str, Any]:
@@ -117,8 +121,6 @@ def prepare(job: JobFile, device: str, on_step: Callable[[StepReport], None] | N
         engine.states.restore(restored.tensors, restored.source)
         engine.resume_at(restored.step, restored.tokens)
     elif device == "cuda" and job.micro_batch_tokens is None:
-        import torch
-
         fit = fit_units(engine, feed, job.unit_ms, job.cutoff_len, torch.cuda.Stream())
     log.begin([] if restored is None else restored.facts["log_history"])
     return ReadyJob(job, engine, log, 0 if restored is None else restored.step, fit)

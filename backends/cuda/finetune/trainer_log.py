@@ -53,4 +53,4 @@ class TrainerLog:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    return json.dumps(entry) + "\n"
+    return json.dumps(entry, sort_keys=True) + "\n"
