@@ -43,8 +43,8 @@ def main() -> int:
     torch.set_num_threads(1)
     killed = 0
     for attempt in range(ATTEMPTS):
-        units = rng.randint(15, 70) if attempt % 2 == 0 else None
-        delay_s = rng.uniform(0.01, 0.4) if units is None else None
+        units = rng.randint(30, 90) if attempt % 2 == 0 else None
+        delay_s = rng.uniform(0.05, 0.5) if units is None else None
         process = os.fork()
         if process == 0:
             child(path, units, delay_s)

@@ -32,8 +32,7 @@ from tests.finetune.tiny import (
 )
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["no-dropout", "dropout"])
+@pytest.mark.parametrize(("kind", "dropout"), [("llama", 0.0), ("qwen2", 0.0), ("llama", 0.2)])
 def test_fifty_steps_have_the_losses_of_a_plain_loop(kind: str, dropout: float) -> None:
     """AdamW, warm-up, cosine and clipping over several epochs, fp32, in a window, as PyTorch and PEFT train it."""
     plan = recipe(50, warmup_steps=5, weight_decay=0.1, max_grad_norm=0.3)
