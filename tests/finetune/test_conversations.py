@@ -13,8 +13,9 @@ from backends.cuda.finetune.tokens import ByteTokenizer, packed, samples_of
 from harli_core.errors import JobError
 
 
-def dataset(folder: Path, rows: Any, lines: bool = False, **info: Any) -> Path:
-    """A data set ``d`` in ``folder``, with its entry."""
+def dataset(folder: Path, rows: Any, **info: Any) -> Path:
+    """A data set ``d`` in ``folder``, with its entry; ``lines=True`` for lines of JSON."""
+    lines = info.pop("lines", False)
     name = "d.jsonl" if lines else "d.json"
     text = "\n".join(json.dumps(row) for row in rows) if lines else json.dumps(rows)
     (folder / name).write_text(text)
@@ -76,7 +77,11 @@ def test_sharegpt_with_tags_of_its_own(tmp_path: Path) -> None:
             {"role": "assistant", "content": "hello"},
         ]
     }
-    info = {"formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": {**names, "system_tag": "system"}}
+    info: dict[str, Any] = {
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages"},
+        "tags": {**names, "system_tag": "system"},
+    }
     assert [role for role, _, _ in turns(dataset(tmp_path, [row], **info))] == ["system", "user", "assistant"]
 
 
