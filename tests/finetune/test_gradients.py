@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.cuda.finetune.engine import UnitSettings
+from backends.cuda.finetune.optimizer_step import UnitSettings
 from tests.finetune.tiny import (
     gradients,
     plain_gradients,

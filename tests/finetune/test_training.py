@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.cuda.finetune.adapter import write_adapter
-from backends.cuda.finetune.engine import UnitSettings
+from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.finetune.work import FinetuneWork
 from harli_core.errors import JobError
