@@ -137,8 +137,8 @@ class Bench:
         self.save("alone", found)
 
     def cut(self, rows: int, group: int | None = None) -> UnitSettings:
-        """Head + loss in parts of at most 1,024 tokens."""
-        return UnitSettings(group=group, head_parts=max(1, rows * self.options.length // 1024))
+        """Head + loss in parts of at most 2,048 tokens."""
+        return UnitSettings(group=group, head_parts=max(1, rows * self.options.length // 2048))
 
     def window(self) -> None:
         """Full, half and four layers resident, at few and at many micro-batches a step."""
