@@ -37,6 +37,10 @@ class WorkerError(HarliError):
     exit_code = 3
 
 
+class JobError(HarliError):
+    """A finetuning job that cannot be run or go on: its file, its data, its model or its loss."""
+
+
 class LogError(HarliError):
     """A decision log that cannot be read or was written under another schema."""
 

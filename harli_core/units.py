@@ -6,6 +6,10 @@ layer-major, so that one swap-in of a frozen layer serves every micro-batch::
     forward  layer 0: mb 0, mb 1, ..  layer 1: mb 0, mb 1, ..  ...  head+loss: mb 0, mb 1, ..
     backward layer L-1: mb 0, mb 1, ..                         ...  layer 0: mb 0, mb 1, ..
     optimizer layer 0, 1, .., L-1
+
+Where memory does not hold the activations of all micro-batches at once, they go in groups: forward, head + loss and
+backward of one group, then of the next one, and the optimizer at the end. Swaps are no members of the order: which frozen
+layer leaves and which one comes follows from the walk (`harli_core/memory/window.py`, `LayerWindow.next_swap`).
 """
 
 from __future__ import annotations
@@ -22,35 +26,42 @@ class Unit:
 
     ``layer`` is `None` for head + loss, ``micro_batch`` is `None` for the optimizer. ``walk`` is its place in the
     window's walk over the frozen layers: ``layer`` going forward, ``2 * layers - 1 - layer`` coming back; head + loss
-    belongs to the last layer's turn, the optimizer to the first layer's next one.
+    belongs to the last layer's turn, the optimizer to the first layer's next one. ``part`` is which piece of a head + loss
+    that is cut into several (each a share of the micro-batch's tokens), 0 elsewhere.
     """
 
     kind: UnitKind
     layer: int | None
     micro_batch: int | None
     walk: int
+    part: int = 0
 
 
 class UnitOrder:
     """The units of one optimizer step for ``layers`` layers and ``micro_batches`` micro-batches, in order."""
 
-    def __init__(self, layers: int, micro_batches: int) -> None:
-        """Lay the units out; both counts are at least 1 (else `ConfigError`)."""
+    def __init__(self, layers: int, micro_batches: int, *, group: int | None = None, head_parts: int = 1) -> None:
+        """Lay the units out, ``group`` micro-batches at a time (`None`: all); counts are 1 or more (else `ConfigError`)."""
         if layers < 1 or micro_batches < 1:
             raise ConfigError(
                 f"a finetune step needs layers >= 1 and micro-batches >= 1, not {layers} and {micro_batches}"
             )
+        if (group is not None and group < 1) or head_parts < 1:
+            raise ConfigError(f"a finetune step needs group >= 1 and head_parts >= 1, not {group} and {head_parts}")
         self.layers = layers
         self.micro_batches = micro_batches
-        forward = [Unit("forward", layer, mb, layer) for layer in range(layers) for mb in range(micro_batches)]
-        head = [Unit("head_loss", None, mb, layers - 1) for mb in range(micro_batches)]
-        backward = [
-            Unit("backward", layer, mb, 2 * layers - 1 - layer)
-            for layer in reversed(range(layers))
-            for mb in range(micro_batches)
-        ]
-        optimizer = [Unit("optimizer", layer, None, 2 * layers - 1) for layer in range(layers)]
-        self.units: tuple[Unit, ...] = tuple(forward + head + backward + optimizer)
+        units: list[Unit] = []
+        for first in range(0, micro_batches, group or micro_batches):
+            batches = range(first, min(first + (group or micro_batches), micro_batches))
+            units += [Unit("forward", layer, mb, layer) for layer in range(layers) for mb in batches]
+            units += [Unit("head_loss", None, mb, layers - 1, part) for mb in batches for part in range(head_parts)]
+            units += [
+                Unit("backward", layer, mb, 2 * layers - 1 - layer)
+                for layer in reversed(range(layers))
+                for mb in batches
+            ]
+        units += [Unit("optimizer", layer, None, 2 * layers - 1) for layer in range(layers)]
+        self.units: tuple[Unit, ...] = tuple(units)
 
     def __len__(self) -> int:
         """Units in one optimizer step."""

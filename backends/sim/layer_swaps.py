@@ -28,19 +28,14 @@ class LayerSwaps:
         if self.settled:
             return now_ms
         window = self.window
-        layer = window.layer_at(walk)
-        if layer not in self._ready_ms:
-            if len(window.resident) >= window.capacity:
-                self._drop(window.furthest(walk))
-            self._fetch(layer, now_ms)
-        while (ahead := window.next_missing(walk)) is not None:
-            if len(window.resident) >= window.capacity:
-                self._drop(window.furthest(walk))
-            self._fetch(ahead, now_ms)
+        while (swap := window.next_swap(walk)) is not None:
+            if swap.drop is not None:
+                self._drop(swap.drop)
+            self._fetch(swap.load, now_ms)
         if len(window.resident) == window.layers:
             last_ms = max(self._ready_ms.values())
             self.settled = last_ms <= now_ms
-        return max(now_ms, self._ready_ms[layer])
+        return max(now_ms, self._ready_ms[window.layer_at(walk)])
 
     @property
     def swapped_bytes(self) -> int:

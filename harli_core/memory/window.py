@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from harli_core.errors import ConfigError, MemoryAccountingError
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A swap unit: ``drop`` leaves (`None`: there is room), then ``load`` comes from host memory into its place."""
+
+    drop: int | None
+    load: int
 
 
 class LayerWindow:
@@ -79,6 +88,17 @@ class LayerWindow:
         """
         soon = self._next_uses[position][: self._capacity]
         return next((layer for layer in soon if layer not in self._resident), None)
+
+    def next_swap(self, position: int) -> Swap | None:
+        """The swap to make next, as `next_missing` and `furthest` have it; `None` when nothing needs to move.
+
+        The layer in use at ``position`` comes first, then those that are used after it. Carry it out with `drop` and
+        `insert`, and ask again.
+        """
+        load = self.next_missing(position)
+        if load is None:
+            return None
+        return Swap(self.furthest(position) if len(self._resident) >= self._capacity else None, load)
 
     def insert(self, layer: int) -> None:
         """Make ``layer`` resident; raises `MemoryAccountingError` if it is, or the window is full."""

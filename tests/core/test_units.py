@@ -67,6 +67,38 @@ def test_a_layer_is_visited_twice_a_step(layers: int, micro_batches: int) -> Non
     assert len(visits) == len(set(visits)) == 2 * layers + 1
 
 
+def test_groups_in_full() -> None:
+    """With room for one micro-batch's activations at a time, each goes forward and back before the next; one optimizer."""
+    units = [(unit.kind, unit.layer, unit.micro_batch, unit.walk) for unit in UnitOrder(1, 2, group=1).units]
+    assert units == [
+        ("forward", 0, 0, 0),
+        ("head_loss", None, 0, 0),
+        ("backward", 0, 0, 1),
+        ("forward", 0, 1, 0),
+        ("head_loss", None, 1, 0),
+        ("backward", 0, 1, 1),
+        ("optimizer", 0, None, 1),
+    ]
+
+
+@given(layers=st.integers(1, 4), micro_batches=st.integers(1, 5), group=st.integers(1, 6), parts=st.integers(1, 3))
+def test_groups_and_parts_change_only_the_order(layers: int, micro_batches: int, group: int, parts: int) -> None:
+    """The same work whatever the grouping; each head + loss comes in its parts, in order."""
+    cut = UnitOrder(layers, micro_batches, group=group, head_parts=parts).units
+    whole = UnitOrder(layers, micro_batches).units
+    heads = [(unit.micro_batch, unit.part) for unit in cut if unit.kind == "head_loss"]
+    assert heads == [(mb, part) for mb in range(micro_batches) for part in range(parts)]
+    assert {unit for unit in cut if unit.part == 0} == set(whole)
+    assert len(cut) == len(set(cut)) == len(whole) + micro_batches * (parts - 1)
+
+
+@pytest.mark.parametrize(("group", "parts"), [(0, 1), (1, 0)])
+def test_no_group_or_part_is_refused(group: int, parts: int) -> None:
+    """A group or a head + loss of nothing is a configuration error that says both."""
+    with pytest.raises(ConfigError, match=f"not {group} and {parts}"):
+        UnitOrder(1, 1, group=group, head_parts=parts)
+
+
 @pytest.mark.parametrize(("layers", "micro_batches"), [(0, 1), (1, 0), (-1, 2)])
 def test_no_layers_or_micro_batches_are_refused(layers: int, micro_batches: int) -> None:
     """A step of nothing is a configuration error that says both counts."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from harli_core.errors import ConfigError, MemoryAccountingError
-from harli_core.memory.window import LayerWindow
+from harli_core.memory.window import LayerWindow, Swap
 
 
 def window(layers: int, capacity: int, *resident: int) -> LayerWindow:
@@ -99,6 +99,22 @@ def test_a_pass_loads_as_few_layers_as_possible(layers: int, capacity: int) -> N
             walked.insert(layer)
             loads += 1
     assert loads == 3 * 2 * (layers - capacity)
+
+
+def test_swaps_load_the_layer_in_use_first_and_drop_only_where_full() -> None:
+    """A swap names what leaves only when all places are taken, and there is none once the next layers are resident."""
+    walked = window(8, 3, 6, 7)
+    first = walked.next_swap(0)
+    assert first == Swap(None, 0)
+    walked.insert(0)
+    second = walked.next_swap(0)
+    assert second == Swap(7, 1)
+    walked.drop(7)
+    walked.insert(1)
+    assert walked.next_swap(0) == Swap(6, 2)
+    walked.drop(6)
+    walked.insert(2)
+    assert walked.next_swap(0) is None
 
 
 def test_bad_requests_are_refused() -> None:
