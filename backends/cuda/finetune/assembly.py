@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.cuda.finetune.checkpoint import CheckpointWriter
+from backends.cuda.finetune.cuda_capture import CudaCapture
 from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
 from backends.cuda.finetune.feed import BatchFeed
 from backends.cuda.finetune.frozen_layer import FrozenLayout, bind_frozen, host_master, take_tensors
-from backends.cuda.finetune.layer_graphs import GraphRunner
+from backends.cuda.finetune.layer_graphs import Capture, GraphRunner
 from backends.cuda.finetune.layer_runner import EagerRunner, LayerRunner
 from backends.cuda.finetune.layer_weights import HeldWeights, LayerWeights, SlotMemory, WindowedWeights
 from backends.cuda.finetune.lora_states import LoraStates
@@ -43,7 +44,8 @@ def build_engine(
     shared: SharedWeights | None = None,
     slot_memory: SlotMemory | None = None,
     settings: UnitSettings | None = None,
-    graphs: bool | None = None,
+    graphs: bool = True,
+    capture: Capture | None = None,
     checkpoints: CheckpointWriter | None = None,
     on_step: Callable[[StepReport], None] | None = None,
 ) -> FinetuneEngine:
@@ -51,7 +53,7 @@ def build_engine(
 
     On the CPU all layers stay where they are unless ``window_layers`` says otherwise; on a GPU that means all layers in
     slots, with their masters on the host. ``slot_memory`` is where the slots come from (`None`: torch). ``graphs``
-    (default: on a GPU) captures the layers' units as CUDA graphs. The model belongs to the engine afterwards.
+    captures the layers' units on a GPU; ``capture`` is another way to do that. The model belongs to the engine afterwards.
     """
     import torch
 
@@ -71,9 +73,10 @@ def build_engine(
         _move_around(model, device)
     model.rotary = type(model.rotary)(model.config).to(device)
     states = LoraStates(model, device, dtype, recipe)
-    runner: LayerRunner = EagerRunner(model.layers, states.layers, device)
-    if graphs if graphs is not None else device.type == "cuda":
-        runner = GraphRunner(runner)
+    eager = EagerRunner(model.layers, states.layers, device)
+    if capture is None and graphs and device.type == "cuda":
+        capture = CudaCapture(device)
+    runner: LayerRunner = eager if capture is None else GraphRunner(eager, capture)
     engine = FinetuneEngine(
         model,
         states,

@@ -176,8 +176,16 @@ class FinetuneEngine:
         if step >= self.recipe.max_steps:
             self._status, self._reason = "finished", None
 
+    def recut(self, settings: UnitSettings) -> None:
+        """Cut the work another way; only between optimizer steps, and after the feed was told what it needs to know."""
+        if self.cursor.index != 0 or self.activations.loaded:
+            raise JobError("units can be cut anew only between two optimizer steps")
+        self.settings = settings
+        self._orders.clear()
+        self._begin(self.cursor.steps, self.tokens)
+
     def forget_kept(self, layer: int) -> None:
-        """``layer`` is about to leave: what was kept of its forward pass refers to its weights, so it is recomputed instead."""
+        """``layer`` is about to leave: what was kept of its forward pass refers to its weights, and is computed again."""
         self.activations.forget_kept(layer)
 
     # Units

@@ -34,7 +34,7 @@ class LayerWeights(Protocol):
         ...
 
     def use(self, walk: int, stream: Any) -> int | None:
-        """Let ``stream`` wait for the layer of ``walk``; returns the address of its slot, which names captured graphs.
+        """Let ``stream`` wait for the layer of ``walk``; returns what names its slot in captured graphs.
 
         `None`: the layer is nowhere that lasts, so nothing may be captured.
         """
@@ -73,7 +73,7 @@ class HeldWeights:
 
     def use(self, walk: int, stream: Any) -> int | None:  # noqa: ARG002
         """The layer stands for its own slot."""
-        return self._addresses[self._walk.layer_at(walk)]
+        return self._walk.layer_at(walk)
 
     def used(self, walk: int, event: Any) -> None:
         """Nothing will be overwritten."""
@@ -86,11 +86,11 @@ class HeldWeights:
 class Slot:
     """Device memory for one layer, and the events that order its reading and its overwriting."""
 
-    __slots__ = ("flat", "layer", "loaded", "read")
+    __slots__ = ("flat", "layer", "loaded", "read", "views")
 
-    def __init__(self, flat: Any) -> None:
+    def __init__(self, flat: Any, layout: FrozenLayout) -> None:
         """Empty."""
-        self.flat = flat
+        self.flat, self.views = flat, layout.views(flat)
         self.layer: int | None = None
         self.loaded: Any = None
         self.read: Any = None
@@ -122,6 +122,7 @@ class WindowedWeights:
         self.swapped_bytes = 0
         self.dropped = dropped
         self._layers, self._layout, self._masters = layers, layout, masters
+        self._home = [layout.views(master) for master in masters]
         self._device = device
         self._allocate = allocate or self._torch_memory
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -171,7 +172,7 @@ class WindowedWeights:
         if slot.loaded is not None:
             stream.wait_event(slot.loaded)
         if self._bound[layer] is not slot:
-            bind_frozen(self._layers[layer], self._layout.names, self._layout.views(slot.flat))
+            bind_frozen(self._layers[layer], self._layout.names, slot.views)
             self._bound[layer] = slot
         address: int = slot.flat.data_ptr()
         return address
@@ -185,7 +186,7 @@ class WindowedWeights:
         layers = max(self.window.minimum, min(layers, self.window.layers))
         while self.capacity < layers:
             try:
-                self._free.append(Slot(self._allocate(self._layout.size_bytes, self._stream)))
+                self._free.append(Slot(self._allocate(self._layout.size_bytes, self._stream), self._layout))
             except OutOfMemoryError:
                 break
         layers = min(layers, max(self.capacity, self.window.minimum))
@@ -212,7 +213,8 @@ class WindowedWeights:
         self.window.drop(layer)
         slot = self._held.pop(layer)
         slot.layer = None
-        if self._bound[layer] is slot:
+        if self._bound[layer] is slot:  # a module that went on referring to the slot would keep its memory
+            bind_frozen(self._layers[layer], self._layout.names, self._home[layer])
             self._bound[layer] = None
         self._free.append(slot)
 

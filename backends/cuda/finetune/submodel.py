@@ -16,29 +16,26 @@ ADAPTER = "default"
 
 @dataclass(frozen=True, slots=True)
 class Submodel:
-    """One piece of the model: a module, and where its parameters lie in the whole one.
-
-    ``trained`` and ``frozen`` are ``(name inside the module, parameter)``; ``draws`` says whether a forward pass in
-    training needs random numbers.
-    """
+    """One piece of the model: a module, where it lies in the whole one, and whether its forward pass in training draws."""
 
     module: Any
     prefix: str
-    trained: tuple[tuple[str, Any], ...]
-    frozen: tuple[tuple[str, Any], ...]
     draws: bool
 
     @classmethod
     def of(cls, module: Any, prefix: str) -> Submodel:
-        """Sort the parameters of ``module``."""
-        named = list(module.named_parameters())
-        return cls(
-            module,
-            prefix,
-            tuple((name, parameter) for name, parameter in named if parameter.requires_grad),
-            tuple((name, parameter) for name, parameter in named if not parameter.requires_grad),
-            draws(module),
-        )
+        """The piece whose parameters begin with ``prefix`` in the PEFT model."""
+        return cls(module, prefix, draws(module))
+
+    @property
+    def trained(self) -> list[tuple[str, Any]]:
+        """Trained parameters, by their names inside the module."""
+        return [(name, part) for name, part in self.module.named_parameters() if part.requires_grad]
+
+    @property
+    def frozen(self) -> list[tuple[str, Any]]:
+        """Frozen parameters where they are now; nobody keeps them, so that their memory can go."""
+        return [(name, part) for name, part in self.module.named_parameters() if not part.requires_grad]
 
 
 class CutModel:

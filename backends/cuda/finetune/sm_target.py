@@ -1,0 +1,66 @@
+"""How many SMs a stream has, and telling cuBLAS so: left alone it plans its kernels for the whole chip."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harli_core.errors import DriverCallError
+
+
+def stream_sms(stream: Any) -> int | None:
+    """SMs of the partition that a `torch.cuda.Stream` launches on; `None` where the driver cannot say."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return None
+    ask = getattr(driver, "cuStreamGetDevResource", None)
+    if ask is None:
+        return None
+    fault, resource = ask(driver.CUstream(stream.cuda_stream), driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+    return int(resource.sm.smCount) if int(fault) == 0 else None
+
+
+class SmCountTarget:
+    """``cublasSetSmCountTarget`` on torch's own handle of the current thread."""
+
+    def __init__(self) -> None:
+        """Find the cuBLAS that torch has loaded; `available` says whether it was found."""
+        self._library = _loaded_cublas()
+        self.available = self._library is not None
+
+    @contextmanager
+    def set_to(self, sms: int | None) -> Iterator[None]:
+        """Let cuBLAS plan for ``sms`` SMs inside; `None`: for the whole chip, as ever. Raises `DriverCallError`."""
+        if sms is None or self._library is None:
+            yield
+            return
+        import torch
+
+        handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
+        self._call(handle, sms)
+        try:
+            yield
+        finally:
+            self._call(handle, 0)
+
+    def _call(self, handle: Any, sms: int) -> None:
+        assert self._library is not None
+        fault = self._library.cublasSetSmCountTarget(handle, ctypes.c_int(sms))
+        if fault:
+            raise DriverCallError(f"cublasSetSmCountTarget({sms}) failed with status {fault}")
+
+
+def _loaded_cublas() -> Any:
+    """The library by the path under which this process has it, so that it is the one whose handles torch uses."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    for line in maps.read_text("utf-8", "replace").splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith("libcublas.so"):
+            return ctypes.CDLL(path)
+    return None
