@@ -75,6 +75,7 @@ class Decoder:
         self._runner = scheduler.tp_worker.model_runner
         self._served: dict[str, Served] = {}
         self._launched: _Launched | None = None
+        self._last_group = 0
         self._update_running = scheduler.update_running_batch
         scheduler.update_running_batch = self._filter_only
         for sender in (scheduler.ipc_channels.send_to_detokenizer, scheduler.ipc_channels.send_to_tokenizer):
@@ -159,7 +160,13 @@ class Decoder:
 
         ``ran_prefill`` is called after each prefill that was computed here.
         """
+        with self._no_grad():
+            return self._admit(ran_prefill)
+
+    def _admit(self, ran_prefill: Callable[[], None]) -> bool:
         scheduler = self.scheduler
+        if not scheduler.running_batch.is_empty():
+            self._filter_only(scheduler.running_batch)  # who left makes room for who waits
         while True:
             plan = scheduler.get_next_batch_to_run(
                 running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
@@ -188,7 +195,12 @@ class Decoder:
 
     def launch(self, group: int) -> bool:
         """Enqueue one decode step with the graphs of ``group``; `False`: memory ran out and nobody is left to decode."""
+        with self._no_grad():
+            return self._launch(group)
+
+    def _launch(self, group: int) -> bool:
         scheduler = self.scheduler
+        self._last_group = group
         before = {request.rid for request in scheduler.running_batch.reqs}
         batch = self._update_running(scheduler.running_batch)
         scheduler.running_batch = batch
@@ -219,7 +231,8 @@ class Decoder:
         """Read the tokens of the step that is `done`; finished requests give their slots back."""
         step, self._launched = self._launched, None
         assert step is not None, "a step was launched"
-        self.scheduler.process_batch_result(step.batch, step.result)
+        with self._no_grad():
+            self.scheduler.process_batch_result(step.batch, step.result)
         self.scheduler.last_batch = None
         completed = []
         for served in step.members:
@@ -229,6 +242,22 @@ class Decoder:
                 completed.append(served)
                 del self._served[served.request.rid]
         return Finished(tuple(step.members), tuple(completed), self._timeline.between_ms(step.begin, step.end))
+
+    def abort_all(self) -> None:
+        """Send every request away, and run the steps that SGLang needs for that; none is launched now."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        self.scheduler.abort_request(AbortReq(rid="", abort_all=True))
+        waiting = {request.rid for request in self.scheduler.waiting_queue}
+        self._served = {rid: served for rid, served in self._served.items() if rid not in waiting}
+        self.scheduler.waiting_queue.clear()
+        while not self.idle and self.admit(lambda: None):
+            self.take_prefilled(0.0)
+            if self.launch(self._last_group):
+                while not self.done():
+                    pass
+                self.finish(0.0)
+        self._served.clear()
 
     # Memory
 
@@ -245,7 +274,7 @@ class Decoder:
         allocator = self.scheduler.token_to_kv_pool_allocator
         total = allocator.size - allocator.lent_tokens
         self.scheduler.invariant_checker.max_total_num_tokens = total
-        self.scheduler.pool_stats_observer.max_total_num_tokens = total
+        object.__setattr__(self.scheduler.pool_stats_observer, "max_total_num_tokens", total)  # it is frozen
 
     def check_idle(self) -> None:
         """SGLang's own checks of an idle server: leaks of slots and requests; raises where it finds one."""
@@ -262,10 +291,20 @@ class Decoder:
         assert len(np.unique(slots)) == len(slots) == self.memory.allocator.slots.used_tokens
         self.memory.allocator.check_integrity()
 
+    def _no_grad(self) -> Any:
+        """SGLang computes without gradients; units of finetuning, on the same thread, with them."""
+        import torch
+
+        return torch.no_grad()
+
     def _filter_only(self, batch: Any) -> Any:
         """What SGLang calls to prepare a decode batch; we do that in `launch`, once finetuning has had its turn."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        size = batch.batch_size()
         batch.filter_batch()
-        if batch.is_empty():
+        batch.forward_mode = ForwardMode.DECODE  # a prefill batch becomes the running one as it is
+        if batch.batch_size() < size:
             batch.batch_is_full = False
         return batch
 

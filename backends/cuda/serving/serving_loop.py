@@ -25,6 +25,10 @@ from harli_core.requests import RequestSpec
 from harli_core.types import JobView, StepPlan, StepView
 
 
+SPARE_TOKENS = 8
+"""Slots that are no request's: SGLang's padding slot, and the few that it keeps in hand when it admits."""
+
+
 @dataclass(slots=True)
 class Job:
     """A finetuning job beside the decoder; ``drop`` gives up everything that it holds."""
@@ -76,6 +80,9 @@ class ServingLoop:
         self._limits = limits
         self._progress = progress
         self._upcoming = deque(arrivals)
+        books = decoder.memory.allocator
+        floor_rows = job.memory.needs.rows_floor if job is not None else 0
+        self._capacity_tokens = (books.geometry.rows - floor_rows) * books.geometry.row_tokens - SPARE_TOKENS
         self._zero_ms = 0.0
         self._boundary_ms = 0.0
         self._elapsed_from_ms = 0.0
@@ -91,6 +98,11 @@ class ServingLoop:
     def now_s(self) -> float:
         """Seconds since the run began."""
         return (self._timeline.now_ms() - self._zero_ms) / 1e3
+
+    @property
+    def zero_s(self) -> float:
+        """The host clock when the run began."""
+        return self._zero_ms / 1e3
 
     def drain(self) -> None:
         """Take no more requests; the run ends when those that arrived are done. Safe in a signal handler."""
@@ -126,6 +138,13 @@ class ServingLoop:
         while self._upcoming and not self.draining and self._upcoming[0].arrival_s <= now_s:
             spec = self._upcoming.popleft()
             book.arrival_s[spec.index] = spec.arrival_s
+            if spec.prompt_tokens + spec.output_tokens > self._capacity_tokens:
+                book.reject(
+                    spec.index,
+                    f"prompt and output need more token slots than a decode instance has ({self._capacity_tokens})",
+                )
+                self._count_done()
+                continue
             try:
                 self._decoder.submit(spec.index, self._prompt_of(spec), spec.output_tokens, self._timeline.now_ms())
             except ConfigError as error:

@@ -49,12 +49,14 @@ class UnitPump:
         self.work: FinetuneWork | None = work
         self.failure: str | None = None
         self.launched = 0
+        self.progress: list[tuple[float, int]] = []  # (host ms, training tokens) at each optimizer step enqueued
         self.launch_ms_longest = 0.0
         self._partitions = partitions
         self._timeline = timeline
         self._unit_ms = unit_ms
         self._flights: deque[Flight] = deque()
         self._ratio: dict[tuple[UnitKind, int], float] = {}
+        self._last_end: Any = None
 
     @property
     def running(self) -> bool:
@@ -129,8 +131,6 @@ class UnitPump:
         self.poll()
         return not self._flights
 
-    _last_end: Any = None
-
     def _nothing_left(self) -> bool:
         """Whether the job has no unit at all now (paused, finished), rather than one that waits for its layer."""
         assert self.work is not None
@@ -168,4 +168,7 @@ class UnitPump:
         self._flights.append(Flight(unit.kind, sms, expected_ms, start_ms + expected_ms, begin, end))
         self._last_end = end
         self.launched += 1
+        tokens = self.work.state.tokens
+        if not self.progress or tokens != self.progress[-1][1]:
+            self.progress.append((self._timeline.now_ms(), tokens))
         return True
