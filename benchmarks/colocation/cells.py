@@ -16,7 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+import backends.cuda.memory  # noqa: F401  the installed packages, before the checkout's folders come into reach
+import harli_cli  # noqa: F401
+import harli_core  # noqa: F401
+import policies  # noqa: F401
+import traces  # noqa: F401
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of other packages' folders
 
 import numpy as np
 
@@ -138,12 +144,11 @@ class Cells:
         if self.instance is not None:
             return self.instance
         options, config = self.options, self.config
-        served = cut(shipped_config(config.model), options.layers)
-        finetuned = cut(shipped_config(config.finetuned), options.layers)
+        served = cut(shipped_config(config.model), options.layers, narrow=options.device == "cpu")
+        finetuned = cut(shipped_config(config.finetuned), options.layers, narrow=options.device == "cpu")
         folder = Path(tempfile.mkdtemp())
         geometry = self.scenario.geometry
         tokens = min(geometry.rows, options.max_rows or geometry.rows) * geometry.row_tokens
-        on_gpu = options.device == "cuda"
         settings = ServingSettings(
             dummy_folder(served, options.context_tokens, folder),
             tokens,
@@ -151,7 +156,7 @@ class Cells:
             options.context_tokens,
             device=options.device,
             load_format="dummy",
-            dtype="bfloat16" if on_gpu else "float32",
+            dtype="bfloat16",
             graph_batches=options.graph_batches or GRAPH_BATCHES,
             kv=KvSettings(lending=options.lending),
         )
@@ -204,6 +209,8 @@ class Cells:
             if stream is not None:
                 torch.cuda.synchronize()
             times.append((time.perf_counter(), engine.state.tokens))
+        if len(times) < 3:
+            raise SystemExit(f"{len(times)} optimizer steps in {self.options.finetune_only_s} s: give --finetune-only-s more")
         rate = (times[-1][1] - times[0][1]) / (times[-1][0] - times[0][0])
         return {"finetune": {"tokens_per_s": rate, "optimizer_steps_in_window": len(times) - 1, "loss": engine.state.loss}}
 
@@ -240,9 +247,14 @@ def gains(cells: dict[str, Any]) -> dict[str, float]:
     return {name: 2.0 * rate / alone - 1.0 for name, rate in rates.items() if rate and not name.startswith("separate")}
 
 
-def cut(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
-    """The model with fewer layers, for smoke tests."""
-    return config if layers is None else {**config, "num_hidden_layers": layers}
+def cut(config: dict[str, Any], layers: int | None, *, narrow: bool) -> dict[str, Any]:
+    """The model with fewer layers, for smoke tests; ``narrow`` for a CPU: as much KV a token, hardly any weights."""
+    config = config if layers is None else {**config, "num_hidden_layers": layers}
+    if not narrow:
+        return config
+    kv_heads = config["num_key_value_heads"]
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": kv_heads, "vocab_size": 512}
+    return {**config, **small, "head_dim": 128, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def brief(cell: dict[str, Any]) -> dict[str, Any]:

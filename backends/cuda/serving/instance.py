@@ -82,6 +82,8 @@ class Instance:
         self.timeline: Timeline = CudaTimeline(clock_s) if self.on_gpu else HostTimeline(clock_s)
         with self.on_stream():
             scheduler = make_scheduler(settings, self.partitions if partitioned else None)
+            if self.on_gpu:
+                scheduler.schedule_stream = self.stream
             self.decoder = Decoder(scheduler, self.timeline, self.stream, prefill)
         self.startup_s["model, memory, graphs"] = time.perf_counter() - begin_s
         report(f"decoder ready after {sum(self.startup_s.values()):.1f} s: {self.startup_s}")
@@ -169,10 +171,12 @@ class Instance:
             import torch
 
             for lane in (*self.partitions.lanes, self.partitions.whole):
-                target = self.engine.state.step + 2
+                target = self.engine.state.step + 1
                 while self.engine.state.step < target and (unit := self.engine.next_unit()) is not None:
                     self.engine.run(unit, lane.finetune_stream)
                 torch.cuda.synchronize()
+        gc.collect()
+        gc.freeze()  # what was made so far lives for good; collecting it again and again would delay steps
         self.startup_s["warm-up"] = time.perf_counter() - begin_s
         self._report(f"warm after {self.startup_s['warm-up']:.1f} s")
 
