@@ -215,6 +215,7 @@ class Instance:
 
     def _drop_engine(self) -> None:
         self.engine = None
+        gc.unfreeze()
         gc.collect()
 
 
