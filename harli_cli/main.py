@@ -174,6 +174,22 @@ def replay(
 
 
 @app.command()
+def finetune(
+    job: Annotated[
+        Path, typer.Argument(metavar="JOB.toml", help="The job: model, dataset, LoRA, schedule, output_dir.")
+    ],
+    device: Annotated[str, typer.Option(help="cpu, or cuda on a GPU.")] = "cuda",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> None:
+    """Run a LoRA finetuning job alone; where output_dir has checkpoints of it, go on from the newest."""
+    from harli_cli.finetune import report_lines, run_job  # noqa: PLC0415  (only for this command)
+
+    with progress() as stage:
+        result = run_job(job, device, stage)
+    typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(report_lines(result)))
+
+
+@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

@@ -28,3 +28,21 @@ def require() -> None:
     """Raise `BackendUnavailableError` with everything that is missing in one line."""
     lacking = [*missing(), "decoding on the GPU is not implemented in this version; use --backend sim"]
     raise BackendUnavailableError("--backend cuda cannot run here: " + "; ".join(lacking))
+
+
+FINETUNING = ("torch", "transformers", "peft", "safetensors")
+"""Importable names that the extra ``finetune`` installs."""
+
+
+def require_finetuning(device: str) -> None:
+    """Raise `BackendUnavailableError` where a job cannot run on ``device`` (cpu or cuda), with what to do about it."""
+    absent = [name for name in FINETUNING if find_spec(name) is None]
+    if absent:
+        raise BackendUnavailableError(
+            f"finetuning needs {', '.join(absent)}; install with: pip install '.[finetune]' in the checkout"
+        )
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise BackendUnavailableError("--device cuda: torch sees no GPU here; use --device cpu")

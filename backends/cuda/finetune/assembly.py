@@ -106,6 +106,11 @@ def _weights(
     model: CutModel, device: Any, window_layers: int | None, slot_memory: SlotMemory | None, *, held: bool
 ) -> tuple[LayerWeights, list[Callable[[int], None]]]:
     forget: list[Callable[[int], None]] = []
+
+    def dropped(layer: int) -> None:
+        for call in forget:
+            call(layer)
+
     if held or (window_layers is None and device.type == "cpu"):
         return HeldWeights(model.layers), forget
     layouts = {FrozenLayout.of(layer) for layer in model.layers}
@@ -120,7 +125,7 @@ def _weights(
         len(model.layers) if window_layers is None else window_layers,
         device,
         slot_memory,
-        dropped=lambda layer: [call(layer) for call in forget] and None,
+        dropped,
     )
     return window, forget
 
@@ -136,7 +141,7 @@ def _move_around(model: CutModel, device: Any) -> None:
                 moved[id(parameter)] = parameter.detach().to(device)
             names.append(name)
             tensors.append(moved[id(parameter)])
-        bind_frozen(piece, tuple(names), tensors)
+        bind_frozen(piece, names, tensors)
 
     for piece in (model.embedding, model.norm, model.head):
         there(piece)

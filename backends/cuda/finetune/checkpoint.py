@@ -94,10 +94,13 @@ class CheckpointWriter:
     def __init__(
         self, folder: CheckpointFolder, peft_model: Any, save_steps: int | None, facts: Callable[[int], dict[str, Any]]
     ) -> None:
-        """A checkpoint every ``save_steps`` steps and at the end; ``facts(step)`` is what else to note in it."""
+        """A checkpoint every ``save_steps`` steps and at the end; ``facts(step)`` is what else to note in it.
+
+        It is asked for in the writing thread, when everything up to ``step`` is complete on the device.
+        """
         self.folder, self.peft_model, self.save_steps, self.facts = folder, peft_model, save_steps, facts
         self._host: dict[str, Any] = {}
-        self._snapshot: tuple[int, dict[str, Any], Any, Any] | None = None
+        self._snapshot: tuple[int, int, dict[str, Any], Any] | None = None
         self._thread: threading.Thread | None = None
         self._fault: OSError | None = None
 
@@ -124,7 +127,7 @@ class CheckpointWriter:
         else:
             self._host = {name: part.detach().clone() for name, part in {**tensors, "": bad}.items()}
         kept = {name: part for name, part in self._host.items() if name}
-        self._snapshot = step, {"tokens": tokens, **self.facts(step)}, kept, event
+        self._snapshot = step, tokens, kept, event
         self._start()
 
     def fault(self) -> str | None:
@@ -158,12 +161,12 @@ class CheckpointWriter:
 
     def _write(self) -> None:
         assert self._snapshot is not None
-        step, facts, tensors, event = self._snapshot
+        step, tokens, tensors, event = self._snapshot
         if event is not None:
             event.synchronize()
         if float(self._host[""]) != 0.0:
             return
         try:
-            self.folder.write(step, facts, tensors, self.peft_model)
+            self.folder.write(step, {"tokens": tokens, **self.facts(step)}, tensors, self.peft_model)
         except OSError as error:
             self._fault = error

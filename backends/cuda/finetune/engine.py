@@ -73,7 +73,7 @@ class FinetuneEngine:
         self.loss: float | None = None
         self._status: Status = "running"
         self._reason: str | None = None
-        self._reports = Reports(device)
+        self.reports = Reports(device)
         self._bad = torch.zeros((), dtype=torch.float32, device=device)
         self._orders: dict[int, UnitOrder] = {}
         self._stream: Any = None
@@ -188,13 +188,19 @@ class FinetuneEngine:
         """``layer`` is about to leave: what was kept of its forward pass refers to its weights, and is computed again."""
         self.activations.forget_kept(layer)
 
+    @property
+    def loss_so_far(self) -> Any:
+        """Loss of the step under way, as far as its head units have run; on the device."""
+        return self._loss
+
     # Units
 
     def _begin(self, step: int, tokens: int) -> None:
         self.tokens = tokens
         self.activations = Activations(self.device)
         self._batch: OptimizerBatch | None = None
-        self._norm = self._scale = None
+        self._norm: Any = None
+        self._scale: Any = None
         self._loss = self._torch.zeros((), dtype=self.states.wide, device=self.device)
         first = 0 if step >= self.recipe.max_steps else step
         self.cursor = UnitCursor(self._order(len(self.feed.batch(first).micro_batches)), 0, step)
@@ -337,7 +343,7 @@ class FinetuneEngine:
         self.tokens += batch.tokens
         rate = self.recipe.rate_at(self.cursor.steps)
         step = self.cursor.steps + 1
-        self._reports.send(self._loss, self._norm, step, rate, self.tokens, batch.samples)
+        self.reports.send(self._loss, self._norm, step, rate, self.tokens, batch.samples)
         if self.checkpoints is not None and self.checkpoints.due(step, self.recipe.max_steps):
             self.checkpoints.begin(step, self.tokens, self._bad, self.states.tensors())
         if step == self.recipe.max_steps:
@@ -350,7 +356,7 @@ class FinetuneEngine:
     # Results on their way
 
     def _settle(self, *, wait: bool = False) -> None:
-        for report in self._reports.arrived(wait=wait):
+        for report in self.reports.arrived(wait=wait):
             if not report.sound:
                 self._fail(report)
                 break

@@ -83,6 +83,8 @@ class SampleFeed:
             digest.update(len(sample).to_bytes(8, "little"))
             digest.update(np.ascontiguousarray(sample.ids).tobytes())
             digest.update(np.ascontiguousarray(sample.labels).tobytes())
+            if sample.segments is not None:
+                digest.update(np.ascontiguousarray(sample.segments).tobytes())
         return {
             "samples": len(self.samples),
             "sha256": digest.hexdigest(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ ALIGNED_BYTES = 256
 class FrozenLayout:
     """Where each frozen parameter of a layer lies; layers of equal layout can take each other's place."""
 
-    names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[Any, ...]
     offsets: tuple[int, ...]
@@ -32,7 +31,6 @@ class FrozenLayout:
             size = parameter.numel() * parameter.element_size()
             end += -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
         return cls(
-            tuple(name for name, _ in layer.frozen),
             tuple(tuple(parameter.shape) for _, parameter in layer.frozen),
             tuple(parameter.dtype for _, parameter in layer.frozen),
             tuple(offsets),
@@ -48,7 +46,7 @@ class FrozenLayout:
         return made
 
 
-def bind_frozen(layer: Submodel, names: tuple[str, ...], tensors: list[Any]) -> None:
+def bind_frozen(layer: Submodel, names: Sequence[str], tensors: Sequence[Any]) -> None:
     """Let the module of ``layer`` compute with ``tensors`` as its frozen parameters ``names``."""
     import torch
 
@@ -66,7 +64,7 @@ def host_master(layer: Submodel, layout: FrozenLayout, *, pinned: bool) -> Any:
     for view, (_, parameter) in zip(views, layer.frozen, strict=True):
         if parameter.device.type != "meta":
             view.copy_(parameter.detach())
-    bind_frozen(layer, layout.names, views)
+    bind_frozen(layer, [name for name, _ in layer.frozen], views)
     return flat
 
 
@@ -87,4 +85,4 @@ def take_tensors(layer: Submodel, tensors: Mapping[str, Any]) -> None:
             )
         names.append(name)
         found.append(tensor.detach())
-    bind_frozen(layer, tuple(names), found)
+    bind_frozen(layer, names, found)

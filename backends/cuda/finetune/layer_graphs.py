@@ -65,8 +65,8 @@ class Stage:
 
         self.hidden, self.output = torch.zeros_like(hidden), torch.zeros_like(hidden)
         self.by_output, self.by_hidden = torch.zeros_like(hidden), torch.zeros_like(hidden)
-        self.lora = None if state is None else torch.zeros_like(state.compute)
-        self.gradient = None if state is None else torch.zeros_like(state.gradient)
+        self.lora: Any = None if state is None else torch.zeros_like(state.compute)
+        self.gradient: Any = None if state is None else torch.zeros_like(state.gradient)
         mask = None if inputs.mask is None else torch.zeros_like(inputs.mask)
         self.inputs = AttentionInputs(
             torch.zeros_like(inputs.cos), torch.zeros_like(inputs.sin), torch.zeros_like(inputs.positions), mask

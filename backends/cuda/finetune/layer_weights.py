@@ -122,6 +122,7 @@ class WindowedWeights:
         self.swapped_bytes = 0
         self.dropped = dropped
         self._layers, self._layout, self._masters = layers, layout, masters
+        self._names = [[name for name, _ in layer.frozen] for layer in layers]
         self._home = [layout.views(master) for master in masters]
         self._device = device
         self._allocate = allocate or self._torch_memory
@@ -143,6 +144,11 @@ class WindowedWeights:
     def capacity(self) -> int:
         """Layers that may be resident: there is a slot for each."""
         return len(self._free) + len(self._held)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self._layout.size_bytes
 
     @property
     def resident(self) -> tuple[int, ...]:
@@ -172,7 +178,7 @@ class WindowedWeights:
         if slot.loaded is not None:
             stream.wait_event(slot.loaded)
         if self._bound[layer] is not slot:
-            bind_frozen(self._layers[layer], self._layout.names, slot.views)
+            bind_frozen(self._layers[layer], self._names[layer], slot.views)
             self._bound[layer] = slot
         address: int = slot.flat.data_ptr()
         return address
@@ -214,7 +220,7 @@ class WindowedWeights:
         slot = self._held.pop(layer)
         slot.layer = None
         if self._bound[layer] is slot:  # a module that went on referring to the slot would keep its memory
-            bind_frozen(self._layers[layer], self._layout.names, self._home[layer])
+            bind_frozen(self._layers[layer], self._names[layer], self._home[layer])
             self._bound[layer] = None
         self._free.append(slot)
 

@@ -54,6 +54,10 @@ class LoraStates:
             made.update(state.tensors())
         return made
 
+    def masters(self) -> dict[str, Any]:
+        """Trained values by full parameter name; not copied."""
+        return {name.partition("/")[2]: part for name, part in self.tensors().items() if name.startswith("master/")}
+
     def restore(self, tensors: dict[str, Any], source: str) -> None:
         """Take over what `tensors` gave; raises `JobError` naming ``source`` where names or shapes differ."""
         expected = {name: tuple(tensor.shape) for name, tensor in self.tensors().items()}

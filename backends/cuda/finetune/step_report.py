@@ -35,6 +35,11 @@ class _Pending:
     tokens: int
     samples: tuple[int, ...]
 
+    def report(self) -> StepReport:
+        """Read the values, which must have arrived."""
+        loss, norm = self.values.tolist()
+        return StepReport(self.step, loss, norm, self.learning_rate, self.tokens, self.samples)
+
 
 class Reports:
     """Reports under way, oldest first."""
@@ -43,6 +48,7 @@ class Reports:
         """None yet."""
         self._cuda = device.type == "cuda"
         self._pending: deque[_Pending] = deque()
+        self._all: dict[int, _Pending | StepReport] = {}
 
     def send(self, loss: Any, norm: Any, step: int, rate: float, tokens: int, samples: tuple[int, ...]) -> None:
         """Queue the copies of ``loss`` and ``norm`` behind the step that made them."""
@@ -55,7 +61,9 @@ class Reports:
             host.copy_(values, non_blocking=True)
             values, event = host, torch.cuda.Event()
             event.record()
-        self._pending.append(_Pending(values, event, step, rate, tokens, samples))
+        sent = _Pending(values, event, step, rate, tokens, samples)
+        self._pending.append(sent)
+        self._all[step] = sent
 
     def arrived(self, *, wait: bool = False) -> Iterator[StepReport]:
         """Take the reports that are here; ``wait`` for all of them."""
@@ -67,5 +75,11 @@ class Reports:
                 elif not first.event.query():
                     return
             self._pending.popleft()
-            loss, norm = first.values.tolist()
-            yield StepReport(first.step, loss, norm, first.learning_rate, first.tokens, first.samples)
+            report = first.report()
+            self._all[first.step] = report
+            yield report
+
+    def up_to(self, step: int) -> list[StepReport]:
+        """All reports of this engine up to ``step``, which must be complete on the device; for any thread."""
+        sent = [self._all[number] for number in sorted(self._all) if number <= step]
+        return [entry.report() if isinstance(entry, _Pending) else entry for entry in sent]

@@ -1,0 +1,168 @@
+"""Captured units, on the CPU: the cache, the stages and the slots, with work that is replayed at fixed addresses.
+
+A CUDA graph reads and writes the addresses that it saw when it was captured. `FixedAddresses` keeps to that: a replay
+does the work again with the very tensors that the module had then, whatever it has now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
+from backends.cuda.finetune.layer_graphs import GraphRunner
+from tests.finetune.tiny import (
+    LAYERS,
+    Collected,
+    recipe,
+    run_all,
+    run_step,
+    tiny_engine,
+    tiny_feed,
+    tiny_peft,
+    tiny_samples,
+)
+
+
+class Replayed:
+    """Work, and the parameters that it saw."""
+
+    def __init__(self, module: Any, work: Callable[[], None], sms: int | None) -> None:
+        """Do nothing yet, as a capture does."""
+        self.module, self.work, self.sms = module, work, sms
+        self.parameters = {name: dict(part._parameters) for name, part in module.named_modules()}
+
+    def replay(self) -> None:
+        """Do the work with them, then put the present ones back."""
+        now = {name: dict(part._parameters) for name, part in self.module.named_modules()}
+        for parameters in (self.parameters, now):
+            for name, part in self.module.named_modules():
+                part._parameters.update(parameters[name])
+            if parameters is self.parameters:
+                self.work()
+
+
+class FixedAddresses:
+    """A `Capture` on the CPU; ``stream_sms`` plays a partition on which ``fast`` work is the faster one."""
+
+    def __init__(self, stream_sms: int | None = None, fast: int | None = None) -> None:
+        """All SMs unless told."""
+        self.stream_sms, self.fast = stream_sms, fast
+        self.planned: list[int | None] = []
+        self.streams = 1
+        self.replayed_for: list[int | None] = []
+
+    def key(self, stream: Any) -> int | None:
+        """Streams are not looked at; the number of the present one."""
+        return self.streams
+
+    def sms(self, stream: Any) -> int | None:
+        """As told."""
+        return self.stream_sms
+
+    @contextmanager
+    def planned_for(self, sms: int | None) -> Iterator[None]:
+        """Remember what eager work was planned for."""
+        self.planned.append(sms)
+        yield
+
+    def capture(self, module: Any, work: Callable[[], None], stream: Any, sms: int | None) -> Replayed:
+        """Work for later."""
+        return Replayed(module, work, sms)
+
+    def ms(self, graph: Replayed) -> float:
+        """Replays, as timing does; what they leave behind must not matter."""
+        graph.replay()
+        return 1.0 if graph.sms == self.fast else 2.0
+
+    def forget(self, key: int) -> None:
+        """Nothing is kept here."""
+
+
+def graphs_of(engine: FinetuneEngine) -> GraphRunner:
+    """The cache of an engine that has one."""
+    assert isinstance(engine.runner, GraphRunner)
+    return engine.runner
+
+
+def equal_lengths() -> Any:
+    """A feed whose micro-batches all have one shape, so that every unit comes again."""
+    return tiny_feed(4, 24, samples=[sample for sample in tiny_samples(300) if len(sample) == 12][:12])
+
+
+def trained(capture: FixedAddresses | None, **options: Any) -> tuple[list[float], dict[str, Any], FinetuneEngine]:
+    """Losses, final state and the engine of a short run with dropout."""
+    seen = Collected()
+    engine = tiny_engine(
+        tiny_peft(lora_dropout=0.1), equal_lengths(), recipe(), on_step=seen, capture=capture, **options
+    )
+    run_all(engine)
+    return seen.losses, engine.states.tensors(), engine
+
+
+@pytest.mark.parametrize("window", [2, 3, LAYERS])
+def test_graphs_on_slots_train_the_same_to_the_bit(window: int) -> None:
+    """Layers that take turns in the slots of captured graphs, LoRA parameters staged: losses and state are unchanged."""
+    losses, state, _ = trained(None)
+    replayed_losses, replayed_state, engine = trained(FixedAddresses(), window_layers=window)
+    assert replayed_losses == losses
+    assert all(torch.equal(tensor, state[name]) for name, tensor in replayed_state.items())
+    counters = graphs_of(engine).counters
+    assert counters.replayed > counters.eager
+    # Forward and backward on each slot; the lowest layer's backward, without a gradient for its input, where that was.
+    assert 2 * window <= counters.captured <= 3 * window
+    assert counters.eager == 3
+
+
+def test_layers_that_differ_do_not_share_graphs() -> None:
+    """Another rank or scaling in one layer has graphs of its own: what differs is baked into a graph."""
+    lora: dict[str, Any] = {"rank_pattern": {"1.self_attn.q_proj": 2}, "alpha_pattern": {"2.self_attn.q_proj": 5}}
+    eager, graphs = (
+        tiny_engine(tiny_peft(**lora), equal_lengths(), recipe(), window_layers=2, capture=capture)
+        for capture in (None, FixedAddresses())
+    )
+    run_all(eager)
+    run_all(graphs)
+    state = eager.states.tensors()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in graphs.states.tensors().items())
+    assert graphs_of(graphs).counters.replayed > 0
+
+
+@pytest.mark.parametrize(("fast", "kept"), [(56, 56), (None, None)])
+def test_the_faster_way_to_plan_for_a_partition_is_kept(fast: int | None, kept: int | None) -> None:
+    """On part of the chip the first capture is timed both ways, all graphs of that shape go the faster way."""
+    losses, _, _ = trained(None)
+    capture = FixedAddresses(stream_sms=56, fast=fast)
+    timed_losses, _, engine = trained(capture, window_layers=2)
+    assert timed_losses == losses
+    runner = graphs_of(engine)
+    assert {graph.sms for graph in runner._graphs.values()} == {kept}
+    assert set(runner.counters.targeted.values()) == {kept == 56}
+    assert capture.planned == [56, 56, 56]
+
+
+def test_another_stream_has_graphs_of_its_own() -> None:
+    """A graph keeps the SMs of its stream: on another stream the units are captured anew, and forgotten with it."""
+    capture = FixedAddresses()
+    engine = tiny_engine(tiny_peft(), equal_lengths(), recipe(6), window_layers=2, capture=capture)
+    run_step(engine)
+    run_step(engine)
+    first = graphs_of(engine).counters.captured
+    capture.streams = 2
+    run_step(engine)
+    run_step(engine)
+    assert graphs_of(engine).counters.captured == 2 * first
+    graphs_of(engine).forget(None)
+    assert {key[0] for key in graphs_of(engine)._graphs} == {1}
+
+
+def test_kept_activations_are_not_captured() -> None:
+    """With nothing recomputed the forward units keep their own graphs of tensors, eagerly."""
+    losses, _, _ = trained(None)
+    kept_losses, _, engine = trained(FixedAddresses(), settings=UnitSettings(recompute="none"))
+    assert kept_losses == losses
+    assert graphs_of(engine).counters.replayed == 0
