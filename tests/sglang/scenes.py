@@ -24,7 +24,7 @@ from harli_core.types import Hold, StepPlan, StepResult, StepView
 class Shape:
     """A random model and the requests for it."""
 
-    layers: int = 2
+    layers: int = 4
     hidden: int = 64
     heads: int = 4
     kv_heads: int = 2

@@ -20,7 +20,7 @@ import numpy as np
 from backends.cuda.memory.compaction import Compactor, CudaCompactor, HostCompactor
 from backends.cuda.serving.kv_pool import KvMemory
 from backends.cuda.serving.timeline import Timeline
-from harli_core.errors import ConfigError
+from harli_core.errors import AuditError, ConfigError
 from harli_core.memory.compaction import Compaction
 
 Prefill = Literal["local", "elsewhere"]
@@ -79,7 +79,9 @@ class Decoder:
         self._update_running = scheduler.update_running_batch
         scheduler.update_running_batch = self._filter_only
         for sender in (scheduler.ipc_channels.send_to_detokenizer, scheduler.ipc_channels.send_to_tokenizer):
-            sender.socket = None  # nobody listens: tokens are read from the requests
+            if sender.socket is not None:  # nobody listens: tokens are read from the requests
+                sender.socket.close(linger=0)
+            sender.socket = None
         table = scheduler.req_to_token_pool.req_to_token
         geometry = self.memory.allocator.geometry
         self._compactor: Compactor
@@ -279,6 +281,10 @@ class Decoder:
     def check_idle(self) -> None:
         """SGLang's own checks of an idle server: leaks of slots and requests; raises where it finds one."""
         self.totals_changed()
+        if not self.scheduler.running_batch.is_empty():
+            self._filter_only(self.scheduler.running_batch)
+        if not self.scheduler.is_fully_idle():
+            raise AuditError("SGLang still has work although every request is done")
         self.scheduler.on_idle()
 
     def check_integrity(self) -> None:

@@ -111,8 +111,10 @@ class Instance:
             pass
 
     def add_job(self, job: JobSettings) -> None:
-        """Build a finetuning job beside the decoder, its window in lent rows."""
+        """Build a finetuning job beside the decoder, its window in lent rows; one that is there goes first."""
         import torch
+
+        self.remove_job()
 
         begin_s = time.perf_counter()
         dtype = self.decoder.scheduler.tp_worker.model_runner.model_config.dtype
@@ -151,6 +153,23 @@ class Instance:
         self.job = Job("job-0", pump, memory, job.unit_tokens, self._drop_engine)
         self.startup_s["job"] = time.perf_counter() - begin_s
         self._report(f"job ready after {self.startup_s['job']:.1f} s, window {engine.state.window_layers} of {layers} layers")
+
+    def remove_job(self) -> None:
+        """Give up the job with all that it holds, and wait until its rows are back."""
+        job, self.job = self.job, None
+        if job is None:
+            self.engine = None
+            return
+        while not job.pump.drained():
+            pass
+        if not job.released:
+            job.pump.stop("removed")
+            job.pump.work = None
+            job.released = True
+            job.memory.release(self.timeline.now_ms(), job.drop)
+        while job.memory.under_way:
+            job.memory.poll(self.timeline.now_ms())
+        job.memory.close()
 
     def warm_up(self) -> None:
         """Let every graph set and every finetune stream run once, so that nothing is compiled or captured while serving."""

@@ -9,7 +9,7 @@ from backends.cuda.finetune.work import FinetuneWork
 from backends.cuda.memory.reclaim import Reclaim
 from backends.cuda.memory.views import space_tensor
 from backends.cuda.serving.decoder import Decoder
-from harli_core.errors import OutOfMemoryError
+from harli_core.errors import MemoryAccountingError, OutOfMemoryError
 from harli_core.memory.geometry import GridGeometry
 from harli_core.working_set import WorkingSet
 
@@ -115,6 +115,12 @@ class JobMemory:
         self.window_layers = 0
         give_up()
         self.shrink(0, now_ms)
+
+    def close(self) -> None:
+        """All rows are back: give up what the way back needed; raises `MemoryAccountingError` otherwise."""
+        if self.rows_held:
+            raise MemoryAccountingError(f"{self.rows_held} rows are still lent to a job that is over")
+        self._reclaim.close()
 
     def _fill(self) -> None:
         """Let as many layers be resident as the rows have room for."""
