@@ -91,7 +91,9 @@ def run(
     share_weights: Annotated[
         bool | None, typer.Option("--share-weights", help="Finetune on the served model's own weights: no window.")
     ] = None,
-    horizon_s: Annotated[float | None, typer.Option(help="Stop at this simulated time [default: all done].")] = None,
+    horizon_s: Annotated[
+        float | None, typer.Option(help="Stop at this time, simulated or real [default: all done].")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random [default: 0].")] = None,
     config: Annotated[
         Path | None,
@@ -103,6 +105,15 @@ def run(
         "out"
     ),
     log: Annotated[Path | None, typer.Option(help="Write the decision log to this file.")] = None,
+    model_path: Annotated[
+        Path | None, typer.Option(help="cuda: local folder of the served model as Hugging Face has it.")
+    ] = None,
+    load_format: Annotated[
+        str, typer.Option(help="cuda: auto, or dummy for random weights without a folder.")
+    ] = "auto",
+    prefill: Annotated[
+        str, typer.Option(help="cuda: elsewhere (prompts' KV taken as arrived) or local (computed on this GPU).")
+    ] = "elsewhere",
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also run inference_only and separate; report gain and excess.")
     ] = False,
@@ -136,12 +147,13 @@ def run(
     }
     if no_prefill and prefill_gpus:
         raise ConfigError(f"--no-prefill and --prefill-gpus {prefill_gpus} contradict each other; give one of them")
+    if backend == "cuda" and gpus is None:
+        options["gpus"] = 1
     settings = merged(config, options, policy_option or [])
     check_serving_gpus(settings, baselines)
     if backend == "cuda":
-        from backends.cuda.requirements import require  # noqa: PLC0415  (only for this backend)
-
-        require()
+        _serve(settings, out, log, baselines, as_json, model_path, load_format, prefill)
+        return
     if backend != "sim":
         raise ConfigError(f"unknown backend {backend!r}: known backends are cuda, sim")
     _simulate(settings, out, log, baselines, as_json)
@@ -202,13 +214,36 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _serve(
+    settings: RunConfig,
+    out: Path,
+    log: Path | None,
+    baselines: bool,
+    as_json: bool,
+    model_path: Path | None,
+    load_format: str,
+    prefill: str,
+) -> None:
+    from harli_cli.gpu_run import GpuOptions, execute_on_gpu  # noqa: PLC0415
+
+    options = GpuOptions.checked(settings, model_path, load_format, prefill, baselines=baselines)
+    with progress() as stage:
+        summary = execute_on_gpu(settings, options, out, log, stage)
+    _show(summary, out, as_json)
+
+
 def _simulate(settings: RunConfig, out: Path, log: Path | None, baselines: bool, as_json: bool) -> None:
-    from harli_cli.remarks import remarks  # noqa: PLC0415
     from harli_cli.run import execute  # noqa: PLC0415  (keeps --help fast)
-    from harli_cli.tables import result_table  # noqa: PLC0415
 
     with progress() as stage:
         summary = execute(settings, out, log, baselines, stage)
+    _show(summary, out, as_json)
+
+
+def _show(summary: dict[str, Any], out: Path, as_json: bool) -> None:
+    from harli_cli.remarks import remarks  # noqa: PLC0415
+    from harli_cli.tables import result_table  # noqa: PLC0415
+
     if as_json:
         typer.echo(json.dumps(summary, indent=2, sort_keys=True))
         return

@@ -24,7 +24,7 @@ SUMMARY_SCHEMA = 1
 def execute(config: RunConfig, out: Path, log: Path | None, baselines: bool, stage: Stage) -> dict[str, Any]:
     """Run, audit, write; returns the summary. Raises `HarliError` subclasses with their exit codes."""
     if log is not None:
-        _check_log(log, out, config)
+        check_log(log, out, config)
     scenario = Scenario(config)
     options = dict(config.policy_options)
     search = config.policy == "separate" and config.serving_gpus is None and "serving_gpus" not in options
@@ -37,7 +37,7 @@ def execute(config: RunConfig, out: Path, log: Path | None, baselines: bool, sta
         return _run_and_write(scenario, options, folder, log, baselines, stage)
 
 
-def _check_log(log: Path, out: Path, config: RunConfig) -> None:
+def check_log(log: Path, out: Path, config: RunConfig) -> None:
     """A log may not take the place of a result or of the trace."""
     for path in (*(out / name for name in NAMES), Path(config.trace)):
         if log.resolve() == path.resolve():

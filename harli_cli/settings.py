@@ -11,7 +11,10 @@ from harli_cli.policy_options import read_pairs
 from harli_core.config import RunConfig, check_fields, run_config
 from harli_core.errors import ConfigError
 
-COMMAND_LINE_ONLY = ("backend", "baselines", "config", "json", "log", "no_prefill", "out", "policy_option")
+COMMAND_LINE_ONLY = (
+    "backend", "baselines", "config", "json", "load_format", "log", "model_path", "no_prefill", "out", "policy_option",
+    "prefill",
+)  # fmt: skip
 """Options of ``harli run`` that are no keys of a configuration file."""
 
 

@@ -71,6 +71,7 @@ class ServingLoop:
         self.finished: list[Served] = []
         self.decide_ms: list[float] = []
         self.launch_delay_ms: list[float] = []
+        self.prefilled_tokens = 0
         self._decoder = decoder
         self._partitions = partitions
         self._timeline = timeline
@@ -107,6 +108,10 @@ class ServingLoop:
     def drain(self) -> None:
         """Take no more requests; the run ends when those that arrived are done. Safe in a signal handler."""
         self.draining = True
+
+    def check_integrity(self) -> None:
+        """Books of memory, and what SGLang's requests hold of it."""
+        self._decoder.check_integrity()
 
     def run(self) -> float:
         """Serve; returns the duration in seconds. Requests under way at the horizon stay unfinished."""
@@ -163,6 +168,7 @@ class ServingLoop:
     def _note_prefilled(self) -> None:
         now_ms = self._timeline.now_ms()
         new, done = self._decoder.take_prefilled(now_ms)
+        self.prefilled_tokens += len(new)
         for served in new:
             if served.emitted == 1:
                 elsewhere = self._decoder.prefill == "elsewhere"

@@ -43,6 +43,8 @@ def prepare(device: str) -> None:
     require()
     # Eager launches of finetuning must not queue in front of the decode graph's (the driver has 8 connections by default).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # The pool is sized beforehand, never after the graphs: its rows are ours.
+    os.environ["SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"] = "0"
     if device == "cpu":
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     _accept_known_configs()
