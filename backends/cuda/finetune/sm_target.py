@@ -12,15 +12,19 @@ from harli_core.errors import DriverCallError
 
 
 def stream_sms(stream: Any) -> int | None:
-    """SMs of the partition that a `torch.cuda.Stream` launches on; `None` where the driver cannot say."""
+    """SMs of the green context that a `torch.cuda.Stream` launches on; `None` where it has none or nobody can say."""
     try:
         from cuda.bindings import driver
     except ImportError:
         return None
-    ask = getattr(driver, "cuStreamGetDevResource", None)
-    if ask is None:
+    try:
+        fault, context = driver.cuStreamGetGreenCtx(driver.CUstream(stream.cuda_stream))
+        if int(fault) != 0 or int(context) == 0:
+            return None
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        fault, resource = driver.cuGreenCtxGetDevResource(context, kind)
+    except (AttributeError, RuntimeError):  # bindings or driver from before green contexts
         return None
-    fault, resource = ask(driver.CUstream(stream.cuda_stream), driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
     return int(resource.sm.smCount) if int(fault) == 0 else None
 
 
