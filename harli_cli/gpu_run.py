@@ -57,7 +57,7 @@ class GpuOptions:
             )
         if (model_path is None) is (load_format == "auto"):
             raise ConfigError(
-                "--backend cuda needs a model: --model-path FOLDER, or --load-format dummy for random weights in the shape of "
+                "--backend cuda needs a model: --model-path FOLDER, or --load-format dummy for random weights shaped like "
                 f"{config.model}" + ("" if model_path is None else " (not both)")
             )
         return cls(model_path, load_format, "local" if prefill == "local" else "elsewhere")
@@ -166,7 +166,7 @@ class prompts:  # noqa: N801  (called like a function)
 
     def __init__(self, vocab: int, longest: int, seed: int) -> None:
         """Draw them once."""
-        self._ids = np.random.default_rng(seed).integers(3, vocab, longest).tolist()
+        self._ids: list[int] = np.random.default_rng(seed).integers(3, vocab, longest).tolist()
 
     def __call__(self, spec: RequestSpec) -> Sequence[int]:
         """The first ``prompt_tokens`` of them."""
@@ -223,7 +223,9 @@ def sections(
         finetune_gpus=0 if job is None else 1,
     )
     found = summarise(book, steps, facts)
-    found["utilisation_estimated"] = utilisation(steps, scenario.served, scenario.finetuned, tokens, scenario.sheet, facts)
+    found["utilisation_estimated"] = utilisation(
+        steps, scenario.served, scenario.finetuned, tokens, scenario.sheet, facts
+    )
     geometry = instance.decoder.memory.allocator.geometry
     memory = job.memory if job is not None else None
     found["memory"] = {

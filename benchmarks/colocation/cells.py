@@ -41,12 +41,26 @@ from harli_core.predict.predictor import StepPredictor
 from harli_core.records import COMPLETED, RequestBook, StepBook
 from harli_core.summary import distribution
 
-POLICIES = ("hybrid", "harli", "inference_only", "separate_serving", "separate_finetuning", "static_split", "pause_on_load")
+POLICIES = (
+    "hybrid",
+    "harli",
+    "inference_only",
+    "separate_serving",
+    "separate_finetuning",
+    "static_split",
+    "pause_on_load",
+)
 """``separate`` is measured as its two halves: a GPU that only serves, with twice the load, and one that only finetunes."""
 
 
 def measured(
-    instance: Instance, serving: Any, steps: StepBook, book: RequestBook, warm_up_s: float, duration_s: float, qos_ms: float
+    instance: Instance,
+    serving: Any,
+    steps: StepBook,
+    book: RequestBook,
+    warm_up_s: float,
+    duration_s: float,
+    qos_ms: float,
 ) -> dict[str, Any]:
     """What happened after the warm-up."""
     latency_ms = np.frombuffer(steps.latency_ms)
@@ -210,9 +224,13 @@ class Cells:
                 torch.cuda.synchronize()
             times.append((time.perf_counter(), engine.state.tokens))
         if len(times) < 3:
-            raise SystemExit(f"{len(times)} optimizer steps in {self.options.finetune_only_s} s: give --finetune-only-s more")
+            raise SystemExit(
+                f"{len(times)} optimizer steps in {self.options.finetune_only_s} s: give --finetune-only-s more"
+            )
         rate = (times[-1][1] - times[0][1]) / (times[-1][0] - times[0][0])
-        return {"finetune": {"tokens_per_s": rate, "optimizer_steps_in_window": len(times) - 1, "loss": engine.state.loss}}
+        return {
+            "finetune": {"tokens_per_s": rate, "optimizer_steps_in_window": len(times) - 1, "loss": engine.state.loss}
+        }
 
     def save(self) -> None:
         """Write what there is."""
@@ -282,7 +300,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--memory-gb", type=float, default=None)
     parser.add_argument("--runtime-gb", type=float, default=14.0)
     parser.add_argument("--max-rows", type=int, default=None, help="a smaller pool than the memory has room for")
-    parser.add_argument("--no-sharing", action="store_true", help="a second copy of the weights although they are the same")
+    parser.add_argument(
+        "--no-sharing", action="store_true", help="a second copy of the weights although they are the same"
+    )
     parser.add_argument("--lending", choices=("alias", "remap"), default="alias")
     parser.add_argument("--max-batch", type=int, default=256)
     parser.add_argument("--graph-batches", type=int, nargs="+", default=None)
@@ -294,7 +314,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--window-s", type=float, default=30.0)
     parser.add_argument("--finetune-only-s", type=float, default=15.0)
     parser.add_argument("--skip-s", type=float, default=60.0)
-    parser.add_argument("--layers", type=int, default=None, help="fewer layers, for a smoke test (figures mean nothing then)")
+    parser.add_argument(
+        "--layers", type=int, default=None, help="fewer layers, for a smoke test (figures mean nothing then)"
+    )
     parser.add_argument("--trace", type=Path, default=None)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--again", action="store_true", help="measure cells anew that the results have")

@@ -29,7 +29,9 @@ class Load:
         self.prompt_tokens = np.asarray(whole.prompt_tokens)[chosen]
         self.output_tokens = np.asarray(whole.output_tokens)[chosen]
         self._vocab = vocab
-        self._random = np.random.default_rng(0).integers(3, vocab, int(self.prompt_tokens.max()) + 1).tolist()
+        self._random: list[int] = (
+            np.random.default_rng(0).integers(3, vocab, int(self.prompt_tokens.max()) + 1).tolist()
+        )
 
     def specs(self) -> list[RequestSpec]:
         """The requests in order of arrival."""

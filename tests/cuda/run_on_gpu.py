@@ -136,9 +136,7 @@ def right_answers() -> dict[str, Any]:
             runs.append(scenes.serve(instance, policy, given, 120, each_step=keep))
         same = sum(runs[0].tokens[index] == runs[1].tokens[index] for index in runs[0].tokens)
         reference = reference or runs[0].tokens
-        agreeing = np.mean(
-            [np.mean(np.equal(runs[1].tokens[index], reference[index])) for index in range(len(given))]
-        )
+        agreeing = np.mean([np.mean(np.equal(runs[1].tokens[index], reference[index])) for index in range(len(given))])
         found["splits"][str(split)] = {
             "requests": len(given),
             "bit_identical": int(same),
@@ -158,12 +156,12 @@ def right_answers() -> dict[str, Any]:
 
 def losses_alone(instance: Instance, config: dict[str, Any], steps: int) -> list[float]:
     """The same job with nobody beside it."""
+    import torch
+
     from backends.cuda.finetune.assembly import build_engine
     from backends.cuda.finetune.recipe import Recipe
     from backends.cuda.serving.instance import ENDLESS_STEPS
     from backends.cuda.serving.random_job import random_feed, random_peft_model
-
-    import torch
 
     losses: list[float] = []
     engine = build_engine(
@@ -193,7 +191,7 @@ def failures() -> dict[str, Any]:
     for name, fault in kinds.items():
         instance.add_job(scenes.job_of(config, UNIT_TOKENS))
         assert instance.job is not None
-        instance.job.pump.work = scenes.FaultyWork(instance.engine, 20, fault)  # type: ignore[assignment]
+        instance.job.pump.work = scenes.FaultyWork(instance.engine, 20, fault)
         served = scenes.serve(instance, churn(instance, finetunes=True), given, 150)
         wait_for_rows(instance)
         found[name] = {
@@ -352,7 +350,8 @@ def main() -> int:
             found[name] = {"passed": False, "error": f"{type(error).__name__}: {error}"}
             failed += 1
         found[name]["took_s"] = time.perf_counter() - begin_s
-        print(json.dumps({name: found[name]}), flush=True)
+        sys.stdout.write(json.dumps({name: found[name]}) + "\n")
+        sys.stdout.flush()
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             document = {"machine": machine(), "commit": commit(), "command": [Path(sys.argv[0]).name, *sys.argv[1:]]}

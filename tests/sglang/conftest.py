@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 @pytest.fixture(scope="session")
-def instance(predictor: Any, model: tuple[Path, dict[str, Any]]) -> Iterator[Any]:
+def instance(predictor: Any, model: tuple[Path, dict[str, Any]]) -> Any:
     """One decoder for all tests (SGLang sets process-wide state); what comes back from finetuning is poisoned."""
     from backends.cuda.serving.instance import Instance
     from backends.cuda.serving.kv_pool import KvSettings
@@ -51,4 +50,4 @@ def instance(predictor: Any, model: tuple[Path, dict[str, Any]]) -> Iterator[Any
     settings = ServingSettings(
         model[0], 2048, 8, 512, device="cpu", dtype="float32", kv=KvSettings(scrub="poison", block_bytes=4096)
     )
-    yield Instance(settings, predictor, "local", report=lambda _text: None)
+    return Instance(settings, predictor, "local", report=lambda _text: None)

@@ -79,7 +79,12 @@ class Scripted:
     serves = True
 
     def __init__(
-        self, predictor: StepPredictor, choices: Sequence[tuple[int | None, float, float]], *, finetunes: bool, hold: int = 2
+        self,
+        predictor: StepPredictor,
+        choices: Sequence[tuple[int | None, float, float]],
+        *,
+        finetunes: bool,
+        hold: int = 2,
     ) -> None:
         """Without ``finetunes`` the same splits are used for decode alone."""
         self.finetunes = finetunes

@@ -23,9 +23,7 @@ OPTIONS = GpuOptions(None, "dummy", "local")
 
 def trace_of(path: Path, requests: int, gap_s: float) -> Path:
     """A trace of small requests."""
-    lines = [
-        f"2023-11-16 18:15:{index * gap_s:010.7f},{8 + 5 * index},{6 + index}" for index in range(requests)
-    ]
+    lines = [f"2023-11-16 18:15:{index * gap_s:010.7f},{8 + 5 * index},{6 + index}" for index in range(requests)]
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
     return path
 

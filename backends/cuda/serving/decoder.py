@@ -325,7 +325,9 @@ class Decoder:
         batch.forward_iter = scheduler.forward_ct
         resolve_forward_inputs(batch, scheduler.future_map)
         tokens = batch.input_ids[self._indices(np.cumsum(batch.extend_lens) - 1)]  # any token will do
-        result = GenerationBatchResult(logits_output=LogitsProcessorOutput(next_token_logits=None), next_token_ids=tokens)
+        result = GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None), next_token_ids=tokens
+        )
         scheduler._relay_forward_payload(batch.req_pool_indices, result)
         batch.input_ids = None
         return result

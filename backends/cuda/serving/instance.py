@@ -152,7 +152,9 @@ class Instance:
         pump = UnitPump(engine, self.partitions, self.timeline, self._unit_ms)
         self.job = Job("job-0", pump, memory, job.unit_tokens, self._drop_engine)
         self.startup_s["job"] = time.perf_counter() - begin_s
-        self._report(f"job ready after {self.startup_s['job']:.1f} s, window {engine.state.window_layers} of {layers} layers")
+        self._report(
+            f"job ready after {self.startup_s['job']:.1f} s, window {engine.state.window_layers} of {layers} layers"
+        )
 
     def remove_job(self) -> None:
         """Give up the job with all that it holds, and wait until its rows are back."""

@@ -31,7 +31,9 @@ class Partitions:
     ``group(split)`` numbers the decode graph sets: a set for each lane, the last one for the whole chip.
     """
 
-    def __init__(self, kind: Kind, total_sms: int, lanes: Sequence[Lane], whole: Lane, native: SmPartitions | None) -> None:
+    def __init__(
+        self, kind: Kind, total_sms: int, lanes: Sequence[Lane], whole: Lane, native: SmPartitions | None
+    ) -> None:
         """``native`` owns the streams of the lanes."""
         self.kind: Kind = kind
         self.total_sms = total_sms

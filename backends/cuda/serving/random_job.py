@@ -68,7 +68,9 @@ def served_weights(scheduler: Any, config: Any) -> Any:
     from backends.cuda.finetune.fused_weights import unfused
 
     model = scheduler.tp_worker.model_runner.model
-    layers = [unfused(config, {name: part.data for name, part in layer.named_parameters()}) for layer in model.model.layers]
+    layers = [
+        unfused(config, {name: part.data for name, part in layer.named_parameters()}) for layer in model.model.layers
+    ]
     vocab = config.vocab_size
     embedding = model.model.embed_tokens.weight.data[:vocab]
     head = embedding if config.tie_word_embeddings else model.lm_head.weight.data[:vocab]

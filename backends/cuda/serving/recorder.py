@@ -46,7 +46,13 @@ class Recorder:
     """Books of one instance."""
 
     def __init__(
-        self, instance: int, loop: DecisionLoop, requests: RequestBook, steps: StepBook, predictor: StepPredictor, qos_ms: float
+        self,
+        instance: int,
+        loop: DecisionLoop,
+        requests: RequestBook,
+        steps: StepBook,
+        predictor: StepPredictor,
+        qos_ms: float,
     ) -> None:
         """``predictor`` says what decode alone would have taken."""
         self.instance = instance

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class ServingSettings:
     dtype: str = "auto"
     deterministic: bool = False
     graph_batches: Sequence[int] = GRAPH_BATCHES
-    kv: KvSettings = KvSettings()
+    kv: KvSettings = field(default_factory=KvSettings)
     unified: bool = True
     overlap: bool = False
     seed: int = 0

@@ -24,7 +24,6 @@ from harli_core.loop import DecisionLoop
 from harli_core.requests import RequestSpec
 from harli_core.types import JobView, StepPlan, StepView
 
-
 SPARE_TOKENS = 8
 """Slots that are no request's: SGLang's padding slot, and the few that it keeps in hand when it admits."""
 

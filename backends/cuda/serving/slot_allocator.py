@@ -34,7 +34,7 @@ def allocator_class(base: Any) -> Any:
                 self.slots.free(used)
             self.free_pages = self.release_pages = None
             self.is_not_in_free_group = True
-            self.free_group = []
+            self.free_group: list[Any] = []
 
         def available_size(self) -> int:
             return int(self.slots.free_tokens)
