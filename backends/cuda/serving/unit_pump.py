@@ -57,6 +57,7 @@ class UnitPump:
         self._flights: deque[Flight] = deque()
         self._ratio: dict[tuple[UnitKind, int], float] = {}
         self._last_end: Any = None
+        self._watched: list[tuple[UnitKind, float]] | None = None
 
     @property
     def running(self) -> bool:
@@ -77,6 +78,8 @@ class UnitPump:
         while self._flights and self._timeline.passed(self._flights[0].end):
             flight = self._flights.popleft()
             took_ms = self._timeline.between_ms(flight.begin, flight.end)
+            if self._watched is not None:
+                self._watched.append((flight.kind, took_ms))
             key = (flight.kind, flight.sms)
             measured = took_ms / flight.expected_ms * self._ratio.get(key, 1.0) if flight.expected_ms > 0 else 1.0
             self._ratio[key] = self._ratio.get(key, 1.0) * (1 - LEARNING) + LEARNING * measured
@@ -120,6 +123,15 @@ class UnitPump:
                 break
             first = first or self._flights[-1]
         return None if first is None or self._last_end is None else (first.begin, self._last_end)
+
+    def watch(self) -> None:
+        """Begin to keep how long units take."""
+        self._watched = []
+
+    def watched(self) -> list[tuple[UnitKind, float]]:
+        """The units that ended since `watch`, and their durations; ends it."""
+        found, self._watched = self._watched or [], None
+        return found
 
     def stop(self, reason: str) -> None:
         """The job ends here with ``reason``; what is in flight runs out."""
