@@ -70,6 +70,9 @@ def run(
     serving_gpus: Annotated[
         int | None, typer.Option(help="GPUs that serve under 'separate' [default: the fewest that keep the target].")
     ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Profile file that 'harli fit' wrote [default: the one that ships].")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="Kind of GPU [default: h200].")] = None,
     model: Annotated[
         str | None, typer.Option(help="Served model: llama3-8b or qwen2.5-7b [default: llama3-8b].")
@@ -127,6 +130,7 @@ def run(
         "gpus": gpus,
         "prefill_gpus": 0 if no_prefill else prefill_gpus,
         "serving_gpus": serving_gpus,
+        "profile": profile,
         "gpu": gpu,
         "model": model,
         "finetune_model": finetune_model,
@@ -199,6 +203,41 @@ def finetune(
     with progress() as stage:
         result = run_job(job, device, stage)
     typer.echo(json.dumps(result, indent=2) if as_json else "\n".join(report_lines(result)))
+
+
+@app.command()
+def profile(
+    out: Annotated[Path, typer.Argument(help="File to write, a sample a line.")],
+    model: Annotated[str, typer.Option(help="Served model.")] = "llama3-8b",
+    finetune_model: Annotated[str | None, typer.Option(help="Finetuned model [default: the served one].")] = None,
+    micro_batch_tokens: Annotated[int, typer.Option(help="Tokens of a finetune unit.")] = 1024,
+) -> None:
+    """Measure this machine's GPU: decode alone and beside finetuning on every split, and finetune units (random weights)."""
+    from harli_cli.profiling import measure  # noqa: PLC0415  (keeps --help fast)
+
+    say = lambda text: typer.echo(text, err=True)  # noqa: E731
+    count = measure(model, finetune_model or model, out, micro_batch_tokens, say)
+    typer.echo(f"written: {out}, {count} samples; next: harli fit {out} PROFILE")
+
+
+@app.command()
+def fit(
+    samples: Annotated[Path, typer.Argument(help="Samples, as 'harli profile' writes them.")],
+    out: Annotated[Path, typer.Argument(help="Profile to write; use it with 'harli run --profile'.")],
+    finetune_model: Annotated[
+        str | None, typer.Option(help="Finetuned model [default: the only one in the samples].")
+    ] = None,
+) -> None:
+    """Fit the predictor to measured samples."""
+    from harli_cli.profiling import fit_samples  # noqa: PLC0415  (keeps --help fast)
+
+    fitted = fit_samples(samples, finetune_model, out)
+    for error in fitted.errors:
+        if error.chosen:
+            typer.echo(
+                f"{error.stage}: {error.candidate}, mean error {error.in_sample.mean:.1%}, worst {error.in_sample.max:.1%}"
+            )
+    typer.echo(f"written: {out}")
 
 
 @app.command()

@@ -34,7 +34,9 @@ def require() -> None:
     """Raise `BackendUnavailableError` with everything that is missing in one line."""
     lacking = missing()
     if lacking:
-        raise BackendUnavailableError("--backend cuda cannot run here: " + "; ".join(lacking))
+        raise BackendUnavailableError(
+            "--backend cuda cannot run here: " + "; ".join(lacking) + "; or use --backend sim"
+        )
 
 
 FINETUNING = ("torch", "transformers", "peft", "safetensors")
