@@ -111,10 +111,10 @@ def test_without_a_command(harli: Harli) -> None:
     [
         (
             "run",
-            "backend trace sort policy policy-option gpus prefill-gpus no-prefill serving-gpus profile gpu model finetune-model "
-            "qos-ms ttft-slo-ms memory-gb runtime-gb max-batch router lending reservation micro-batch-tokens "
-            "gradient-accumulation-steps lora-rank share-weights horizon-s seed config out log model-path load-format prefill "
-            "baselines json",
+            "backend trace sort policy policy-option gpus prefill-gpus no-prefill serving-gpus profile gpu model "
+            "finetune-model qos-ms ttft-slo-ms memory-gb runtime-gb max-batch router lending reservation micro-batch-tokens "
+            "gradient-accumulation-steps lora-rank share-weights horizon-s seed config out log model-path "
+            "load-format prefill baselines json",
         ),
         ("replay", "policy policy-option json"),
     ],
