@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from backends.cuda.finetune.assembly import build_engine
-from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
+from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.feed import SampleFeed
 from backends.cuda.finetune.layer_graphs import GraphRunner
+from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.finetune.unit_fit import fit_units
 from benchmarks.allocator.measuring import commit, machine

@@ -14,7 +14,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+import peft  # noqa: F401  once, for all children
 import torch
+import transformers.models.llama.modeling_llama  # noqa: F401
+from transformers import AutoModelForCausalLM  # noqa: F401
 
 from backends.cuda.finetune.job import prepare
 from backends.cuda.finetune.job_file import read_job
@@ -43,8 +46,8 @@ def main() -> int:
     torch.set_num_threads(1)
     killed = 0
     for attempt in range(ATTEMPTS):
-        units = rng.randint(30, 90) if attempt % 2 == 0 else None
-        delay_s = rng.uniform(0.05, 0.5) if units is None else None
+        units = rng.randint(20, 90) if attempt % 2 == 0 else None
+        delay_s = rng.uniform(0.02, 0.5) if units is None else None
         process = os.fork()
         if process == 0:
             child(path, units, delay_s)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
+from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.layer_graphs import GraphRunner
+from backends.cuda.finetune.optimizer_step import UnitSettings
 from tests.finetune.tiny import (
     LAYERS,
     Collected,

@@ -14,9 +14,10 @@ import transformers
 from backends.cuda.finetune.adapter import attach
 from backends.cuda.finetune.assembly import build_engine
 from backends.cuda.finetune.dropout import unit_seed
-from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
+from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.feed import SampleFeed
 from backends.cuda.finetune.micro_batch import IGNORED, OptimizerBatch, Sample
+from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.finetune.step_report import StepReport
 

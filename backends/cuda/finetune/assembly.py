@@ -8,13 +8,14 @@ from typing import Any
 
 from backends.cuda.finetune.checkpoint import CheckpointWriter
 from backends.cuda.finetune.cuda_capture import CudaCapture
-from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
+from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.feed import BatchFeed
 from backends.cuda.finetune.frozen_layer import FrozenLayout, bind_frozen, host_master, take_tensors
 from backends.cuda.finetune.layer_graphs import Capture, GraphRunner
 from backends.cuda.finetune.layer_runner import EagerRunner, LayerRunner
 from backends.cuda.finetune.layer_weights import HeldWeights, LayerWeights, SlotMemory, WindowedWeights
 from backends.cuda.finetune.lora_states import LoraStates
+from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.finetune.step_report import StepReport
 from backends.cuda.finetune.submodel import CutModel, Submodel

@@ -13,10 +13,11 @@ from backends.cuda.finetune.assembly import build_engine
 from backends.cuda.finetune.checkpoint import CheckpointFolder, CheckpointWriter, Restored
 from backends.cuda.finetune.conversation import read_datasets
 from backends.cuda.finetune.dropout import seeded
-from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
+from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.feed import SampleFeed
 from backends.cuda.finetune.job_file import JobFile
 from backends.cuda.finetune.micro_batch import Sample
+from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.finetune.step_report import StepReport
 from backends.cuda.finetune.tokens import ByteTokenizer, ChatTokenizer, TemplateTokenizer, packed, samples_of

@@ -36,7 +36,7 @@ def chunked_loss(
             log_probabilities = torch.log_softmax(logits, -1, dtype=wide)
             loss -= log_probabilities.gather(1, wanted).sum()
             by_logits = log_probabilities.exp_()
-            by_logits.scatter_add_(1, wanted, -torch.ones_like(wanted, dtype=wide))
+            by_logits.scatter_(1, wanted, by_logits.gather(1, wanted) - 1.0)
             by_logits = by_logits.div_(trained_tokens).to(logits.dtype)
         by_rows, *rest = torch.autograd.grad(logits, [rows, *parameters], by_logits)
         by_hidden[here] = by_rows

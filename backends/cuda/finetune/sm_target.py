@@ -12,20 +12,36 @@ from harli_core.errors import DriverCallError
 
 
 def stream_sms(stream: Any) -> int | None:
-    """SMs of the green context that a `torch.cuda.Stream` launches on; `None` where it has none or nobody can say."""
+    """SMs of the partition that a `torch.cuda.Stream` launches on; `None` where the driver cannot say.
+
+    Older drivers cannot be asked about a stream, only about its green context.
+    """
     try:
         from cuda.bindings import driver
     except ImportError:
         return None
-    try:
-        fault, context = driver.cuStreamGetGreenCtx(driver.CUstream(stream.cuda_stream))
-        if int(fault) != 0 or int(context) == 0:
-            return None
-        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        fault, resource = driver.cuGreenCtxGetDevResource(context, kind)
-    except (AttributeError, RuntimeError):  # bindings or driver from before green contexts
-        return None
-    return int(resource.sm.smCount) if int(fault) == 0 else None
+    handle, kind = driver.CUstream(stream.cuda_stream), driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    for ask in (_of_stream, _of_green_context):
+        try:
+            fault, resource = ask(driver, handle, kind)
+        except (AttributeError, RuntimeError):  # the binding, or the driver, does not have the call
+            continue
+        if int(fault) == 0 and resource is not None:
+            return int(resource.sm.smCount)
+    return None
+
+
+def _of_stream(driver: Any, handle: Any, kind: Any) -> tuple[int, Any]:
+    fault, resource = driver.cuStreamGetDevResource(handle, kind)
+    return int(fault), resource
+
+
+def _of_green_context(driver: Any, handle: Any, kind: Any) -> tuple[int, Any]:
+    fault, context = driver.cuStreamGetGreenCtx(handle)
+    if int(fault) != 0 or int(context) == 0:
+        return int(fault), None
+    fault, resource = driver.cuGreenCtxGetDevResource(context, kind)
+    return int(fault), resource
 
 
 class SmCountTarget:

@@ -70,6 +70,7 @@ def fit_units(engine: FinetuneEngine, feed: SampleFeed, unit_ms: float, length: 
     middle = len(model.layers) - 1
     if device.type == "cuda":
         stream = stream or torch.cuda.current_stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
 
     def layer_ms(rows: int) -> float:
         positions = torch.arange(length, device=device)[None]

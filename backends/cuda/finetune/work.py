@@ -68,7 +68,11 @@ class FinetuneWork(Protocol):
         ...
 
     def run(self, unit: Unit, stream: Any = None) -> None:
-        """Enqueue ``unit``, which must be `next_unit`, on ``stream`` (a `torch.cuda.Stream`; `None`: the current one)."""
+        """Enqueue ``unit``, which must be `next_unit`, on ``stream`` (a `torch.cuda.Stream`; `None`: the current one).
+
+        Graphs are captured per stream, so give the same stream object for the same partition each time, and never the
+        default stream, on which nothing can be captured.
+        """
         ...
 
     def pause(self, reason: str = "paused on request") -> None:
