@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.cuda.finetune.assembly import build_engine
-from backends.cuda.finetune.engine import FinetuneEngine, UnitSettings
+from backends.cuda.finetune.engine import FinetuneEngine
+from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.serving.decoder import Decoder, Prefill
 from backends.cuda.serving.job_memory import JobMemory, needs_of
