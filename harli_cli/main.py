@@ -95,6 +95,9 @@ def run(
     serving_gpus: Annotated[
         int | None, typer.Option(help="GPUs that serve under 'separate' [default: the fewest that keep the target].")
     ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Profile file that 'harli fit' wrote [default: the one that ships].")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="Kind of GPU [default: h200].")] = None,
     model: Annotated[
         str | None, typer.Option(help="Served model: llama3-8b or qwen2.5-7b [default: llama3-8b].")
@@ -116,7 +119,9 @@ def run(
     share_weights: Annotated[
         bool | None, typer.Option("--share-weights", help="Finetune on the served model's own weights: no window.")
     ] = None,
-    horizon_s: Annotated[float | None, typer.Option(help="Stop at this simulated time [default: all done].")] = None,
+    horizon_s: Annotated[
+        float | None, typer.Option(help="Stop at this time, simulated or real [default: all done].")
+    ] = None,
     exact_steps: Annotated[
         bool | None,
         typer.Option("--exact-steps", help="An event for every decode step: slower, with the same results."),
@@ -136,6 +141,15 @@ def run(
         Path | None, typer.Option(help="Write the run as a Chrome trace for ui.perfetto.dev to this file.")
     ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write report.html beside the results.")] = False,
+    model_path: Annotated[
+        Path | None, typer.Option(help="cuda: local folder of the served model as Hugging Face has it.")
+    ] = None,
+    load_format: Annotated[
+        str, typer.Option(help="cuda: auto, or dummy for random weights without a folder.")
+    ] = "auto",
+    prefill: Annotated[
+        str, typer.Option(help="cuda: elsewhere (prompts' KV taken as arrived) or local (computed on this GPU).")
+    ] = "elsewhere",
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also run inference_only and separate; report gain and excess.")
     ] = False,
@@ -159,6 +173,7 @@ def run(
         "gpus": gpus,
         "prefill_gpus": 0 if no_prefill else prefill_gpus,
         "serving_gpus": serving_gpus,
+        "profile": profile,
         "gpu": gpu,
         "model": model,
         "finetune_model": finetune_model,
@@ -180,12 +195,13 @@ def run(
     }
     if no_prefill and prefill_gpus:
         raise ConfigError(f"--no-prefill and --prefill-gpus {prefill_gpus} contradict each other; give one of them")
+    if backend == "cuda" and gpus is None:
+        options["gpus"] = 1
     settings = merged(config, options, policy_option or [])
     check_serving_gpus(settings, baselines)
     if backend == "cuda":
-        from backends.cuda.requirements import require  # noqa: PLC0415  (only for this backend)
-
-        require()
+        _serve(settings, out, log, baselines, as_json, model_path, load_format, prefill)
+        return
     if backend != "sim":
         raise ConfigError(f"unknown backend {backend!r}: known backends are cuda, sim")
     _simulate(settings, out, log, baselines, as_json, perfetto, html)
@@ -318,6 +334,41 @@ def finetune(
 
 
 @app.command()
+def profile(
+    out: Annotated[Path, typer.Argument(help="File to write, a sample a line.")],
+    model: Annotated[str, typer.Option(help="Served model.")] = "llama3-8b",
+    finetune_model: Annotated[str | None, typer.Option(help="Finetuned model [default: the served one].")] = None,
+    micro_batch_tokens: Annotated[int, typer.Option(help="Tokens of a finetune unit.")] = 1024,
+) -> None:
+    """Measure this machine's GPU: decode alone and beside finetuning on every split, and finetune units (random weights)."""
+    from harli_cli.profiling import measure  # noqa: PLC0415  (keeps --help fast)
+
+    say = lambda text: typer.echo(text, err=True)  # noqa: E731
+    count = measure(model, finetune_model or model, out, micro_batch_tokens, say)
+    typer.echo(f"written: {out}, {count} samples; next: harli fit {out} PROFILE")
+
+
+@app.command()
+def fit(
+    samples: Annotated[Path, typer.Argument(help="Samples, as 'harli profile' writes them.")],
+    out: Annotated[Path, typer.Argument(help="Profile to write; use it with 'harli run --profile'.")],
+    finetune_model: Annotated[
+        str | None, typer.Option(help="Finetuned model [default: the only one in the samples].")
+    ] = None,
+) -> None:
+    """Fit the predictor to measured samples."""
+    from harli_cli.profiling import fit_samples  # noqa: PLC0415  (keeps --help fast)
+
+    fitted = fit_samples(samples, finetune_model, out)
+    for error in fitted.errors:
+        if error.chosen:
+            typer.echo(
+                f"{error.stage}: {error.candidate}, mean error {error.in_sample.mean:.1%}, worst {error.in_sample.max:.1%}"
+            )
+    typer.echo(f"written: {out}")
+
+
+@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -330,6 +381,24 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _serve(
+    settings: RunConfig,
+    out: Path,
+    log: Path | None,
+    baselines: bool,
+    as_json: bool,
+    model_path: Path | None,
+    load_format: str,
+    prefill: str,
+) -> None:
+    from harli_cli.gpu_run import GpuOptions, execute_on_gpu  # noqa: PLC0415
+
+    options = GpuOptions.checked(settings, model_path, load_format, prefill, baselines=baselines)
+    with progress() as stage:
+        summary = execute_on_gpu(settings, options, out, log, stage)
+    _show(summary, out, as_json)
+
+
 def _simulate(
     settings: RunConfig,
     out: Path,
@@ -339,9 +408,7 @@ def _simulate(
     perfetto: Path | None,
     html: bool,
 ) -> None:
-    from harli_cli.remarks import remarks  # noqa: PLC0415
     from harli_cli.run import execute  # noqa: PLC0415  (keeps --help fast)
-    from harli_cli.tables import result_table  # noqa: PLC0415
 
     with progress() as stage:
         summary = execute(settings, out, log, baselines, stage, perfetto)
@@ -349,6 +416,13 @@ def _simulate(
         from harli_cli.report.pages import run_report  # noqa: PLC0415
 
         run_report(out)
+    _show(summary, out, as_json, html)
+
+
+def _show(summary: dict[str, Any], out: Path, as_json: bool, html: bool = False) -> None:
+    from harli_cli.remarks import remarks  # noqa: PLC0415
+    from harli_cli.tables import result_table  # noqa: PLC0415
+
     if as_json:
         typer.echo(json.dumps(summary, indent=2, sort_keys=True))
         return

@@ -42,7 +42,7 @@ def rejections(summary: dict[str, Any]) -> list[str]:
 
 def extrapolation_warnings(summary: dict[str, Any]) -> list[str]:
     """One line for each kind of duration of which more than `TRUSTED_SHARE` lies outside the measured range."""
-    counts = summary["device_model"]
+    counts = summary.get("device_model", {"evaluated": {}, "extrapolated": {}})  # only a simulation has one
     found: list[str] = []
     for kind, outside in counts["extrapolated"].items():
         share = outside / counts["evaluated"][kind]

@@ -27,9 +27,9 @@ def execute(
 ) -> dict[str, Any]:
     """Run, audit, write; returns the summary. Raises `HarliError` subclasses with their exit codes."""
     if log is not None:
-        _check_log(log, out, config)
+        check_log(log, out, config)
     if perfetto is not None:
-        _check_log(perfetto, out, config, "--perfetto")
+        check_log(perfetto, out, config, "--perfetto")
         if log is not None and log.resolve() == perfetto.resolve():
             raise ConfigError(f"--perfetto {perfetto}: --log writes there; give the trace a name of its own")
     scenario = Scenario(config)
@@ -44,7 +44,7 @@ def execute(
         return _run_and_write(scenario, options, folder, log, baselines, stage, perfetto)
 
 
-def _check_log(log: Path, out: Path, config: RunConfig, option: str = "--log") -> None:
+def check_log(log: Path, out: Path, config: RunConfig, option: str = "--log") -> None:
     """A log may not take the place of a result or of the trace."""
     for path in (*(out / name for name in NAMES), Path(config.trace)):
         if log.resolve() == path.resolve():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from backends.sim.device_model import DeviceModel
 from backends.sim.simulation import SimOutcome, SimSettings, Simulation
 from harli_cli.package_data import shipped_profile, shipped_samples
 from harli_cli.policy_options import check_options
+from harli_cli.profiling import read_profile
 from harli_cli.trace_options import load_configured
 from harli_core.config import RunConfig
 from harli_core.decision_log import DecisionSink
@@ -114,6 +116,19 @@ class PolicyContexts:
             raise ConfigError(f"{source}: the header lacks a part of the policy's context ({error})") from None
 
 
+def _profile(config: RunConfig) -> Profile:
+    """The shipped profile, or the one in a file; raises `ConfigError` where that is of another pair of models."""
+    if config.profile is None:
+        return shipped_profile(config.gpu, config.model, config.finetuned)
+    profile = read_profile(Path(config.profile))
+    if (profile.model, profile.finetune_model) != (config.model, config.finetuned):
+        raise ConfigError(
+            f"{config.profile}: a profile of {profile.finetune_model} beside {profile.model}, "
+            f"not of {config.finetuned} beside {config.model}"
+        )
+    return profile
+
+
 class Scenario:
     """A trace on some hardware, loaded once; run it under as many policies as you like."""
 
@@ -123,7 +138,7 @@ class Scenario:
         self.served = model_shape(config.model)
         self.finetuned = model_shape(config.finetuned)
         self.sheet = gpu_sheet(config.gpu)
-        self.profile = shipped_profile(config.gpu, config.model, config.finetuned)
+        self.profile = _profile(config)
         self.samples = shipped_samples(config.gpu, config.model)
         self.geometry = self._geometry()
         self.contexts = PolicyContexts(config.gpus, config.qos_ms, self.profile, self._reservation())

@@ -17,11 +17,14 @@ COMMAND_LINE_ONLY = (
     "config",
     "html",
     "json",
+    "load_format",
     "log",
+    "model_path",
     "no_prefill",
     "out",
     "perfetto",
     "policy_option",
+    "prefill",
 )
 """Options of ``harli run`` that are no keys of a configuration file."""
 

@@ -97,7 +97,10 @@ def _gpu_rows(summary: dict[str, Any]) -> list[Row]:
 
 
 def _trust_rows(summary: dict[str, Any]) -> list[Row]:
-    error, counts = summary["steps"]["prediction_error"], summary["device_model"]
+    error, counts = (
+        summary["steps"]["prediction_error"],
+        summary.get("device_model", {"evaluated": {}, "extrapolated": {}}),
+    )
     found = "-" if error is None else f"{share(error['mean'])} / {share(error['p99'])}"
     rows = [("prediction error (first step of each plan) mean / p99", found)]
     for kind, outside in counts["extrapolated"].items():

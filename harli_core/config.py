@@ -55,6 +55,8 @@ class RunConfig(BaseModel):
     """Prefill GPUs; 0: requests go straight to decode, their prompts' KV taken as arrived."""
     serving_gpus: Gpus | None = None
     """GPUs that serve under ``separate``; `None`: the fewest that keep the target."""
+    profile: str | None = None
+    """A profile file for the policies, relative to the working directory; `None`: the shipped one of ``gpu``."""
     gpu: str = "h200"
     model: str = "llama3-8b"
     finetune_model: str | None = None

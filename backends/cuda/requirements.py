@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from harli_core.errors import BackendUnavailableError
 
-PACKAGES = ("torch", "sglang", "peft", "cuda")
+PACKAGES = ("torch", "transformers", "peft", "cuda")
 """Importable names that the extra ``cuda`` installs."""
 
 
@@ -21,13 +21,22 @@ def missing() -> list[str]:
     absent = [name for name in PACKAGES if find_spec(name) is None]
     if absent:
         lacking.append(f"no {', '.join(absent)}; install with: pip install '.[cuda]' in the checkout")
+    from backends.cuda.memory import extension
+    from backends.cuda.serving import sglang_version
+
+    for fault in (sglang_version.fault(sglang_version.installed()), extension.missing()):
+        if fault is not None:
+            lacking.append(fault)
     return lacking
 
 
 def require() -> None:
     """Raise `BackendUnavailableError` with everything that is missing in one line."""
-    lacking = [*missing(), "decoding on the GPU is not implemented in this version; use --backend sim"]
-    raise BackendUnavailableError("--backend cuda cannot run here: " + "; ".join(lacking))
+    lacking = missing()
+    if lacking:
+        raise BackendUnavailableError(
+            "--backend cuda cannot run here: " + "; ".join(lacking) + "; or use --backend sim"
+        )
 
 
 FINETUNING = ("torch", "transformers", "peft", "safetensors")

@@ -43,7 +43,9 @@ def tiny_base(kind: str = "llama", dtype: Any = torch.float64, **changes: Any) -
         "tie_word_embeddings": kind == "qwen2",
     }
     config = CONFIGS[kind](**{**sizes, **changes})
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype)
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype)
+    made.model.rotary_emb = type(made.model.rotary_emb)(config)  # not rounded with the weights, as in a loaded model
+    return made
 
 
 def tiny_peft(kind: str = "llama", dtype: Any = torch.float64, base: dict[str, Any] | None = None, **lora: Any) -> Any:

@@ -9,6 +9,7 @@
 
 #include "host_driver.hpp"
 #include "page_pool.hpp"
+#include "sm_partitions.hpp"
 #include "tensor_space.hpp"
 #include "torch_entry.hpp"
 #ifdef HARLI_WITH_CUDA
@@ -205,6 +206,25 @@ void bind_space(nb::module_& m) {
     m.def("library_path", &library_path);
 }
 
+void bind_partitions(nb::module_& m) {
+    nb::class_<SmPartitions>(m, "SmPartitions")
+        .def_prop_ro("total_sms", &SmPartitions::total_sms)
+        .def_prop_ro("pairs", [](const SmPartitions& it) {
+            nb::list out;
+            for (const SmPair& pair : it.pairs()) {
+                out.append(nb::make_tuple(pair.decode_sms, pair.finetune_sms, pair.decode_stream, pair.finetune_stream));
+            }
+            return out;
+        });
+    nb::class_<HostPartitions, SmPartitions>(m, "HostPartitions")
+        .def(nb::init<uint32_t, const std::vector<uint32_t>&, uint32_t>(), "total_sms"_a, "finetune_sms"_a,
+             "granule"_a = 8);
+#ifdef HARLI_WITH_CUDA
+    nb::class_<CudaPartitions, SmPartitions>(m, "CudaPartitions")
+        .def(nb::init<int, const std::vector<uint32_t>&>(), "device"_a, "finetune_sms"_a);
+#endif
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -217,4 +237,5 @@ NB_MODULE(_native, m) {
     bind_driver(m);
     bind_pool(m);
     bind_space(m);
+    bind_partitions(m);
 }

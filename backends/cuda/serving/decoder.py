@@ -1,0 +1,338 @@
+"""SGLang's scheduler, driven one step at a time.
+
+A step of the serving loop uses it like this::
+
+    admit()           requests whose prompts fit are prefilled and join; says what will decode next
+    launch(group)     slots for one more token each, then the decode graph of that group is enqueued
+    done()            polled; finetuning goes on meanwhile
+    finish()          tokens are read, finished requests leave
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from backends.cuda.memory.compaction import Compactor, CudaCompactor, HostCompactor
+from backends.cuda.serving.kv_pool import KvMemory
+from backends.cuda.serving.timeline import Timeline
+from harli_core.errors import AuditError, ConfigError
+from harli_core.memory.compaction import Compaction
+
+Prefill = Literal["local", "elsewhere"]
+"""``local``: prompts are computed here. ``elsewhere``: their KV is taken as arrived, with the first token, as SGLang's
+``fake`` transfer of a disaggregated decode instance does; what it holds is whatever the slots held."""
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A request in the decoder: ``index`` is the caller's, ``tokens`` grow as they are produced."""
+
+    index: int
+    request: Any
+    emitted: int = 0
+    last_token_ms: float | None = None
+    preemptions: int = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids produced so far."""
+        return list(self.request.output_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a step produced: requests that got a token, those that are done, the decode graph's own duration."""
+
+    emitted: tuple[Served, ...]
+    completed: tuple[Served, ...]
+    decode_ms: float
+
+
+@dataclass(slots=True)
+class _Launched:
+    batch: Any
+    result: Any
+    begin: Any
+    end: Any
+    members: list[Served] = field(default_factory=list)
+
+
+class Decoder:
+    """Owns a `Scheduler` made by `scheduler_factory`; all calls come from one thread and one stream."""
+
+    def __init__(self, scheduler: Any, timeline: Timeline, stream: Any, prefill: Prefill) -> None:
+        """``stream`` is where the scheduler's own work goes (`None` on a CPU); graphs keep the SMs of their capture."""
+        self.scheduler = scheduler
+        self.prefill = prefill
+        self.memory: KvMemory = scheduler.token_to_kv_pool_allocator.memory
+        self.stream = stream
+        self._timeline = timeline
+        self._runner = scheduler.tp_worker.model_runner
+        self._served: dict[str, Served] = {}
+        self._launched: _Launched | None = None
+        self._last_group = 0
+        self._update_running = scheduler.update_running_batch
+        scheduler.update_running_batch = self._filter_only
+        for sender in (scheduler.ipc_channels.send_to_detokenizer, scheduler.ipc_channels.send_to_tokenizer):
+            if sender.socket is not None:  # nobody listens: tokens are read from the requests
+                sender.socket.close(linger=0)
+            sender.socket = None
+        table = scheduler.req_to_token_pool.req_to_token
+        geometry = self.memory.allocator.geometry
+        self._compactor: Compactor
+        if self.memory.on_gpu:
+            self._compactor, self._tables = CudaCompactor(self.memory.provider.pool, geometry), table
+        else:
+            self._compactor, self._tables = HostCompactor(self.memory.provider.pool, geometry), table.numpy()
+
+    # Requests
+
+    def submit(self, index: int, prompt: Sequence[int], output_tokens: int, now_ms: float) -> Served:
+        """Take a request in: ``output_tokens`` will be produced, the end-of-sequence token notwithstanding."""
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        sampling = SamplingParams(max_new_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+        sampling.normalize(None)
+        name = str(index)
+        waiting = len(self.scheduler.waiting_queue)
+        self.scheduler.handle_generate_request(
+            TokenizedGenerateReqInput(
+                rid=name,
+                input_text=None,
+                input_ids=array("q", prompt),
+                input_embeds=None,
+                mm_inputs=None,
+                token_type_ids=None,
+                sampling_params=sampling,
+                return_logprob=False,
+                logprob_start_len=-1,
+                top_logprobs_num=0,
+                token_ids_logprob=None,
+                stream=False,
+            )
+        )
+        if len(self.scheduler.waiting_queue) != waiting + 1:
+            raise ConfigError(f"request {index}: SGLang did not take it")
+        request = self.scheduler.waiting_queue[-1]
+        if request.to_finish is not None or request.sampling_params.max_new_tokens < output_tokens:
+            self.scheduler.waiting_queue.pop()
+            raise ConfigError(
+                f"request {index}: {len(prompt)} prompt and {output_tokens} output tokens are more than the context "
+                f"of {self.scheduler.max_req_len} tokens or the KV cache"
+            )
+        served = Served(index, request, last_token_ms=now_ms if self.prefill == "elsewhere" else None)
+        self._served[name] = served
+        return served
+
+    @property
+    def running(self) -> list[Any]:
+        """SGLang's requests that decode."""
+        return [request for request in self.scheduler.running_batch.reqs if not request.finished()]
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV the running requests hold."""
+        return sum(len(request.origin_input_ids) + len(request.output_ids) - 1 for request in self.running)
+
+    @property
+    def waiting(self) -> list[Any]:
+        """SGLang's requests that were not admitted yet."""
+        return list(self.scheduler.waiting_queue)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens whose KV they will bring."""
+        return sum(len(request.origin_input_ids) + len(request.output_ids) for request in self.scheduler.waiting_queue)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to decode and nothing waits."""
+        return not self._served
+
+    # A step
+
+    def admit(self, ran_prefill: Callable[[], None]) -> bool:
+        """Let in what fits and prefill it, batch after batch; says whether there is something to decode.
+
+        ``ran_prefill`` is called after each prefill that was computed here.
+        """
+        with self._no_grad():
+            return self._admit(ran_prefill)
+
+    def _admit(self, ran_prefill: Callable[[], None]) -> bool:
+        scheduler = self.scheduler
+        if not scheduler.running_batch.is_empty():
+            self._filter_only(scheduler.running_batch)  # who left makes room for who waits
+        while True:
+            plan = scheduler.get_next_batch_to_run(
+                running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+            )
+            scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
+            if batch is None or not batch.forward_mode.is_extend():
+                scheduler.last_batch = None
+                return batch is not None
+            result = scheduler.run_batch(batch) if self.prefill == "local" else self._as_arrived(batch)
+            scheduler.process_batch_result(batch, result)
+            scheduler.last_batch = batch
+            if self.prefill == "local":
+                ran_prefill()
+
+    def take_prefilled(self, now_ms: float) -> tuple[list[Served], list[Served]]:
+        """Requests that prefill gave a token since the last call, and those of them that want no more."""
+        new = [served for served in self._served.values() if len(served.request.output_ids) > served.emitted]
+        for served in new:
+            served.emitted = len(served.request.output_ids)
+            if self.prefill == "local" or served.last_token_ms is None:
+                served.last_token_ms = now_ms
+        done = [served for served in new if served.request.finished()]
+        for served in done:
+            del self._served[served.request.rid]
+        return new, done
+
+    def launch(self, group: int) -> bool:
+        """Enqueue one decode step with the graphs of ``group``; `False`: memory ran out and nobody is left to decode."""
+        with self._no_grad():
+            return self._launch(group)
+
+    def _launch(self, group: int) -> bool:
+        scheduler = self.scheduler
+        self._last_group = group
+        before = {request.rid for request in scheduler.running_batch.reqs}
+        batch = self._update_running(scheduler.running_batch)
+        scheduler.running_batch = batch
+        for name in before - {request.rid for request in batch.reqs}:
+            if name in self._served and not self._served[name].request.finished():
+                self._served[name].preemptions += 1
+        if batch.is_empty():
+            return False
+        if self.memory.on_gpu:
+            from sglang.srt.multiplex import pdmux_context
+
+            if scheduler.enable_pdmux:
+                pdmux_context.set_current_stream_idx(group)
+                self._runner.update_decode_attn_backend(group)
+        begin = self._timeline.mark(self.stream)
+        result = scheduler.run_batch(batch)
+        end = self._timeline.mark(self.stream)
+        members = [self._served[request.rid] for request in batch.reqs]
+        self._launched = _Launched(batch, result, begin, end, members)
+        return True
+
+    def done(self) -> bool:
+        """Whether the step that was launched is over."""
+        assert self._launched is not None, "a step was launched"
+        return self._timeline.passed(self._launched.end)
+
+    def finish(self, now_ms: float) -> Finished:
+        """Read the tokens of the step that is `done`; finished requests give their slots back."""
+        step, self._launched = self._launched, None
+        assert step is not None, "a step was launched"
+        with self._no_grad():
+            self.scheduler.process_batch_result(step.batch, step.result)
+        self.scheduler.last_batch = None
+        completed = []
+        for served in step.members:
+            served.emitted = len(served.request.output_ids)
+            served.last_token_ms = now_ms
+            if served.request.finished():
+                completed.append(served)
+                del self._served[served.request.rid]
+        return Finished(tuple(step.members), tuple(completed), self._timeline.between_ms(step.begin, step.end))
+
+    def abort_all(self) -> None:
+        """Send every request away, and run the steps that SGLang needs for that; none is launched now."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        self.scheduler.abort_request(AbortReq(rid="", abort_all=True))
+        waiting = {request.rid for request in self.scheduler.waiting_queue}
+        self._served = {rid: served for rid, served in self._served.items() if rid not in waiting}
+        self.scheduler.waiting_queue.clear()
+        while not self.idle and self.admit(lambda: None):
+            self.take_prefilled(0.0)
+            if self.launch(self._last_group):
+                while not self.done():
+                    pass
+                self.finish(0.0)
+        self._served.clear()
+
+    # Memory
+
+    def compact(self, rows: int) -> Compaction | None:
+        """Empty up to ``rows`` rows more by moving tokens; at a step boundary only. `None`: nothing moved."""
+        compaction = self.memory.allocator.compact(rows)
+        if compaction.source.size == 0:
+            return None
+        self._compactor.apply(compaction, self._tables)
+        return compaction
+
+    def totals_changed(self) -> None:
+        """Rows were lent or came back: tell SGLang's leak check what there is now."""
+        allocator = self.scheduler.token_to_kv_pool_allocator
+        total = allocator.size - allocator.lent_tokens
+        self.scheduler.invariant_checker.max_total_num_tokens = total
+        object.__setattr__(self.scheduler.pool_stats_observer, "max_total_num_tokens", total)  # it is frozen
+
+    def check_idle(self) -> None:
+        """SGLang's own checks of an idle server: leaks of slots and requests; raises where it finds one."""
+        self.totals_changed()
+        if not self.scheduler.running_batch.is_empty():
+            self._filter_only(self.scheduler.running_batch)
+        if not self.scheduler.is_fully_idle():
+            raise AuditError("SGLang still has work although every request is done")
+        self.scheduler.on_idle()
+
+    def check_integrity(self) -> None:
+        """The slots of the running requests, as the table has them, are the ones in use, each once."""
+        held = [
+            self.scheduler.req_to_token_pool.req_to_token[request.req_pool_idx, : request.kv.kv_allocated_len]
+            for request in self.running
+        ]
+        slots = np.concatenate([part.cpu().numpy() for part in held]) if held else np.empty(0, dtype=np.int32)
+        assert len(np.unique(slots)) == len(slots) == self.memory.allocator.slots.used_tokens
+        self.memory.allocator.check_integrity()
+
+    def _no_grad(self) -> Any:
+        """SGLang computes without gradients; units of finetuning, on the same thread, with them."""
+        import torch
+
+        return torch.no_grad()
+
+    def _filter_only(self, batch: Any) -> Any:
+        """What SGLang calls to prepare a decode batch; we do that in `launch`, once finetuning has had its turn."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        size = batch.batch_size()
+        batch.filter_batch()
+        batch.forward_mode = ForwardMode.DECODE  # a prefill batch becomes the running one as it is
+        if batch.batch_size() < size:
+            batch.batch_is_full = False
+        return batch
+
+    def _as_arrived(self, batch: Any) -> Any:
+        """The result of a prefill that ran elsewhere: one token each, and no work here."""
+        from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+        from sglang.srt.managers.overlap_utils import resolve_forward_inputs
+        from sglang.srt.managers.utils import GenerationBatchResult
+
+        scheduler = self.scheduler
+        scheduler.forward_ct += 1
+        batch.forward_iter = scheduler.forward_ct
+        resolve_forward_inputs(batch, scheduler.future_map)
+        tokens = batch.input_ids[self._indices(np.cumsum(batch.extend_lens) - 1)]  # any token will do
+        result = GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None), next_token_ids=tokens
+        )
+        scheduler._relay_forward_payload(batch.req_pool_indices, result)
+        batch.input_ids = None
+        return result
+
+    def _indices(self, places: Any) -> Any:
+        import torch
+
+        return torch.from_numpy(np.asarray(places, dtype=np.int64)).to(self.scheduler.device, non_blocking=True)

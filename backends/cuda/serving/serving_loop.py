@@ -1,0 +1,386 @@
+"""The loop of a serving process: decode steps under a policy, finetuning in every gap; one thread, nothing waits on the GPU.
+
+::
+
+    emission n                                                             emission n+1
+       | results, arrivals, admission | plan | turn: units on all SMs | decode graph on its SMs ........ |
+       |                              |      |                        | units beside it, one at a time   |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from backends.cuda.serving.decoder import Decoder, Finished, Served
+from backends.cuda.serving.job_memory import JobMemory
+from backends.cuda.serving.partitions import Partitions
+from backends.cuda.serving.recorder import OpenPlan, Recorder
+from backends.cuda.serving.timeline import Timeline
+from backends.cuda.serving.unit_pump import UnitPump
+from harli_core.errors import AuditError, ConfigError
+from harli_core.loop import DecisionLoop
+from harli_core.requests import RequestSpec
+from harli_core.types import JobView, StepPlan, StepView
+
+SPARE_TOKENS = 8
+"""Slots that are no request's: SGLang's padding slot, and the few that it keeps in hand when it admits."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A finetuning job beside the decoder; ``drop`` gives up everything that it holds."""
+
+    job_id: str
+    pump: UnitPump
+    memory: JobMemory
+    unit_tokens: int
+    drop: Callable[[], None]
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLimits:
+    """``horizon_s`` ends the run (`None`: when every request is done)."""
+
+    max_batch: int
+    horizon_s: float | None
+
+
+class ServingLoop:
+    """Drives one decode instance until its requests are done, the horizon is reached, or it is asked to drain."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        partitions: Partitions,
+        timeline: Timeline,
+        loop: DecisionLoop,
+        recorder: Recorder,
+        arrivals: Iterator[RequestSpec],
+        prompt_of: Callable[[RequestSpec], Sequence[int]],
+        limits: LoopLimits,
+        job: Job | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """``prompt_of`` gives the token ids of a request; ``progress`` is told the number of requests that are done."""
+        self.job = job
+        self.draining = False
+        self.finished: list[Served] = []
+        self.decide_ms: list[float] = []
+        self.launch_delay_ms: list[float] = []
+        self.prefilled_tokens = 0
+        self._decoder = decoder
+        self._partitions = partitions
+        self._timeline = timeline
+        self._loop = loop
+        self._recorder = recorder
+        self._prompt_of = prompt_of
+        self._limits = limits
+        self._progress = progress
+        self._upcoming = deque(arrivals)
+        books = decoder.memory.allocator
+        floor_rows = job.memory.needs.rows_floor if job is not None else 0
+        self._capacity_tokens = (books.geometry.rows - floor_rows) * books.geometry.row_tokens - SPARE_TOKENS
+        self._zero_ms = 0.0
+        self._boundary_ms = 0.0
+        self._elapsed_from_ms = 0.0
+        self._step = 0
+        self._done = 0
+        self._open: OpenPlan | None = None
+        self._joined: list[Served] = []
+        self._gap_from_ms: dict[int, float] = {}
+        self._turned_ms = 0.0
+        self._prefilled = False
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return (self._timeline.now_ms() - self._zero_ms) / 1e3
+
+    @property
+    def zero_s(self) -> float:
+        """The host clock when the run began."""
+        return self._zero_ms / 1e3
+
+    def drain(self) -> None:
+        """Take no more requests; the run ends when those that arrived are done. Safe in a signal handler."""
+        self.draining = True
+
+    def check_integrity(self) -> None:
+        """Books of memory, and what SGLang's requests hold of it."""
+        self._decoder.check_integrity()
+
+    def run(self) -> float:
+        """Serve; returns the duration in seconds. Requests under way at the horizon stay unfinished."""
+        self._zero_ms = self._boundary_ms = self._timeline.now_ms()
+        while True:
+            self._take_arrivals()
+            if self.job is not None:
+                self._tend(self.job)
+            over = self._limits.horizon_s is not None and self.now_s >= self._limits.horizon_s
+            if over or (self._decoder.idle and (self.draining or not self._upcoming)):
+                break
+            if self._decoder.idle:
+                self._idle()
+                continue
+            some = self._decoder.admit(self._ran_prefill)
+            self._note_prefilled()
+            if some:
+                self._decode_step()
+            elif self._decoder.waiting:
+                self._make_room()
+        self._close()
+        return self.now_s
+
+    # Between steps
+
+    def _take_arrivals(self) -> None:
+        now_s = self.now_s
+        book = self._recorder.requests
+        while self._upcoming and not self.draining and self._upcoming[0].arrival_s <= now_s:
+            spec = self._upcoming.popleft()
+            book.arrival_s[spec.index] = spec.arrival_s
+            if spec.prompt_tokens + spec.output_tokens > self._capacity_tokens:
+                book.reject(
+                    spec.index,
+                    f"prompt and output need more token slots than a decode instance has ({self._capacity_tokens})",
+                )
+                self._count_done()
+                continue
+            try:
+                self._decoder.submit(spec.index, self._prompt_of(spec), spec.output_tokens, self._timeline.now_ms())
+            except ConfigError as error:
+                book.reject(spec.index, str(error).split(": ", 1)[-1])
+                self._count_done()
+
+    def _tend(self, job: Job) -> None:
+        """Rows that came back, and a job that failed: its memory goes back once its last unit is over."""
+        now_ms = self._timeline.now_ms()
+        if job.pump.failure is not None and not job.released and job.pump.drained():
+            job.released = True
+            job.pump.work = None
+            job.memory.release(now_ms, job.drop)
+        job.memory.poll(now_ms)
+
+    def _note_prefilled(self) -> None:
+        now_ms = self._timeline.now_ms()
+        new, done = self._decoder.take_prefilled(now_ms)
+        self.prefilled_tokens += len(new)
+        for served in new:
+            if served.emitted == 1:
+                elsewhere = self._decoder.prefill == "elsewhere"
+                arrival_s = float(self._recorder.requests.arrival_s[served.index])
+                self._recorder.first_token(served, arrival_s if elsewhere else (now_ms - self._zero_ms) / 1e3)
+            self._recorder.produced(served)
+        self._leave(done, now_ms)
+        over = {served.index for served in done}
+        for served in new:
+            if served.index not in over:
+                self._joined.append(served)
+                self._gap_from_ms[served.index] = served.last_token_ms or now_ms
+        if new:
+            self._settle()
+
+    def _ran_prefill(self) -> None:
+        self._prefilled = True
+
+    def _idle(self) -> None:
+        """Nothing to decode: finetuning has what the plan gives it until a request arrives."""
+        view = self._view()
+        plan = self._decide(view)
+        self._apply_memory(plan)
+        sms = sum(part.sms for part in plan.jobs)
+        start_ms = self._timeline.now_ms()
+        while self._decoder.idle and not self.draining:
+            if self._limits.horizon_s is not None and self.now_s >= self._limits.horizon_s:
+                break
+            if not self._upcoming:
+                break
+            if self.job is not None and sms and self.job.pump.running:
+                self.job.pump.keep_busy(sms)
+            if self.job is not None:
+                self._tend(self.job)
+            self._take_arrivals()
+        now_ms = self._timeline.now_ms()
+        self._recorder.idle(view, now_ms - start_ms, sms)
+        self._boundary_ms = now_ms
+
+    def _make_room(self) -> None:
+        """Requests wait before an empty batch: ask for rows, and wait for their fences."""
+        self._settle()
+        if self.job is None:
+            raise AuditError("requests wait for memory, and there is no finetuning job that could give some back")
+        memory = self.job.memory
+        if not memory.under_way:
+            geometry = self._decoder.memory.allocator.geometry
+            rows = -(-self._decoder.waiting_tokens // geometry.row_tokens) + 1
+            memory.shrink(max(0, memory.rows_held - rows), self._timeline.now_ms())
+            if not memory.under_way:
+                raise AuditError("requests wait for memory although all that can be given back was")
+        memory.poll(self._timeline.now_ms())
+        self._decoder.scheduler.running_batch.batch_is_full = False
+
+    # One step
+
+    def _decode_step(self) -> None:
+        opened = self._opened()
+        plan, job = opened.plan, self.job
+        pump = job.pump if job is not None and plan.jobs and job.pump.running else None
+        units_before = pump.launched if pump is not None else 0
+        busy_before = pump is not None and pump.last is not None
+        marks = None
+        if pump is not None and opened.turn_budget_ms:
+            budget_ms = opened.turn_budget_ms - self._turned_ms
+            start_ms = self._timeline.now_ms()
+            marks = pump.turn(budget_ms, self._arrival_due)
+            if self._arrival_due() and len(self._decoder.running) < self._limits.max_batch:
+                self._turned_ms += self._timeline.now_ms() - start_ms
+                self._settle()
+                return
+        self._order_behind_units(plan)
+        ready_ms = self._timeline.now_ms()
+        if not self._decoder.launch(self._partitions.group(plan.decode_sms)):
+            self._settle()
+            return
+        self.launch_delay_ms.append(self._timeline.now_ms() - ready_ms)
+        finetune_sms = opened.finetune_sms
+        limit_ms = plan.hold.max_step_ms
+        while True:
+            late = limit_ms is not None and self._timeline.now_ms() - self._boundary_ms > limit_ms
+            if pump is not None and finetune_sms and not late:
+                pump.keep_busy(finetune_sms)
+            if self._decoder.done():
+                break
+        now_ms = self._timeline.now_ms()
+        step = self._decoder.finish(now_ms)
+        turn_ms = self._turned_ms
+        if marks is not None:
+            turn_ms += self._timeline.between_ms(*marks) if self._timeline.passed(marks[1]) else 0.0
+        self._turned_ms = 0.0
+        finetuned = busy_before or (pump is not None and pump.launched > units_before)
+        self._emitted(opened, step, now_ms, turn_ms, finetuned=finetuned)
+
+    def _emitted(self, opened: OpenPlan, step: Finished, now_ms: float, turn_ms: float, *, finetuned: bool) -> None:
+        latency_ms = now_ms - self._boundary_ms
+        if not opened.steps:
+            opened.joined = len(self._joined)
+            opened.join_gap_ms = [now_ms - self._gap_from_ms.pop(served.index) for served in self._joined]
+            self._joined = []
+        self._recorder.step(opened, latency_ms, step.decode_ms, turn_ms, finetuned=finetuned and not self._prefilled)
+        self._prefilled = False
+        self._boundary_ms = now_ms
+        self._step += 1
+        for served in step.emitted:
+            self._recorder.produced(served)
+        self._leave(step.completed, now_ms)
+        if step.completed or opened.over():
+            self._settle()
+
+    def _opened(self) -> OpenPlan:
+        """The plan in force, or a new one for what is true now."""
+        if self._open is None:
+            view = self._view()
+            plan = self._decide(view)
+            self._apply_memory(plan)
+            job = self.job
+            active = job is not None and bool(plan.jobs)
+            self._open = OpenPlan(
+                view,
+                plan,
+                (self._boundary_ms - self._zero_ms) / 1e3,
+                sum(part.sms for part in plan.jobs) if active else 0,
+                plan.jobs[0].turn_ms if active else 0.0,
+                job.memory.window_layers if job is not None else 0,
+                float(self._tokens()),
+            )
+        return self._open
+
+    def _settle(self) -> None:
+        if self._open is not None:
+            opened, self._open = self._open, None
+            self._recorder.settle(opened)
+
+    def _decide(self, view: StepView) -> StepPlan:
+        before_ms = self._timeline.now_ms()
+        plan = self._loop.decide(view)
+        self.decide_ms.append(self._timeline.now_ms() - before_ms)
+        return plan
+
+    def _order_behind_units(self, plan: StepPlan) -> None:
+        """Decode waits, on the GPU, for a unit that still runs on SMs that it takes."""
+        if self.job is None or self._decoder.stream is None:
+            return
+        flight = self.job.pump.last
+        if flight is not None and flight.sms + plan.decode_sms > self._partitions.total_sms:
+            self._decoder.stream.wait_event(flight.end)
+
+    def _arrival_due(self) -> bool:
+        return bool(self._upcoming) and not self.draining and self._upcoming[0].arrival_s <= self.now_s
+
+    def _apply_memory(self, plan: StepPlan) -> None:
+        """Lend or reclaim towards the plan; the tokens of the next step keep their slots."""
+        job = self.job
+        if job is None or not plan.jobs or not job.pump.running:
+            return
+        memory = job.memory
+        rows = max(plan.jobs[0].rows, memory.needs.rows_floor)
+        if rows < memory.rows_held:
+            memory.shrink(rows, self._timeline.now_ms())
+            return
+        books = self._decoder.memory.allocator
+        spare = books.slots.free_tokens - len(self._decoder.running)
+        memory.grow(min(rows, memory.rows_held + max(0, spare) // books.geometry.row_tokens))
+
+    def _view(self) -> StepView:
+        decoder, job = self._decoder, self.job
+        jobs: tuple[JobView, ...] = ()
+        now_ms = self._timeline.now_ms()
+        if job is not None and job.pump.running and job.pump.work is not None:
+            unit = job.pump.work.next_unit()
+            memory, flight = job.memory, job.pump.last
+            if unit is not None:
+                jobs = (
+                    JobView(
+                        job.job_id, unit.kind, job.unit_tokens, memory.rows_held, memory.needs.rows_wanted,
+                        memory.needs.rows_floor, memory.window_layers, memory.needs.layers,
+                        flight.sms if flight is not None else 0, job.pump.in_flight_ms(),
+                    ),
+                )  # fmt: skip
+        batch = len(decoder.running)
+        return StepView(
+            self._recorder.instance,
+            self._step,
+            (now_ms - self._zero_ms) / 1e3,
+            batch,
+            decoder.kv_tokens,
+            len(decoder.waiting),
+            decoder.waiting_tokens,
+            now_ms - self._boundary_ms if batch else 0.0,
+            decoder.memory.allocator.view(),
+            jobs,
+        )
+
+    def _leave(self, done: Sequence[Served], now_ms: float) -> None:
+        for served in done:
+            self._recorder.produced(served)
+            self._recorder.requests.complete(served.index, (now_ms - self._zero_ms) / 1e3)
+            self.finished.append(served)
+            self._count_done()
+
+    def _count_done(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done)
+
+    def _tokens(self) -> int:
+        work = self.job.pump.work if self.job is not None else None
+        return work.state.tokens if work is not None else 0
+
+    def _close(self) -> None:
+        """Settle what is open; if nothing is left to serve, SGLang checks itself for leaks."""
+        self._settle()
+        self._loop.finish()
+        if self._decoder.idle:
+            self._decoder.check_idle()

@@ -1,0 +1,337 @@
+"""Co-location on one GPU: every policy of a pair of models at one load and target, in one process. See README.md.
+
+    python benchmarks/colocation/cells.py --pair llama3-8b llama3-8b --load 1600 --qos-ms 40
+
+Each policy is a cell; cells that the results file has are not measured again, and the file is written after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import backends.cuda.memory  # noqa: F401  the installed packages, before the checkout's folders come into reach
+import harli_cli  # noqa: F401
+import harli_core  # noqa: F401
+import policies  # noqa: F401
+import traces  # noqa: F401
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of other packages' folders
+
+import numpy as np
+
+from backends.cuda.serving import sglang_version
+from backends.cuda.serving.instance import Instance, JobSettings
+from backends.cuda.serving.kv_pool import KvSettings
+from backends.cuda.serving.model_folder import dummy_folder, shipped_config
+from backends.cuda.serving.scheduler_factory import GRAPH_BATCHES, ServingSettings
+from backends.cuda.serving.serving_loop import LoopLimits
+from benchmarks.allocator.measuring import commit, machine
+from benchmarks.colocation.load import Load
+from benchmarks.record import azure_conv
+from harli_cli.scenario import Scenario
+from harli_core.config import RunConfig
+from harli_core.predict.predictor import StepPredictor
+from harli_core.records import COMPLETED, RequestBook, StepBook
+from harli_core.summary import distribution
+
+POLICIES = (
+    "hybrid",
+    "harli",
+    "inference_only",
+    "separate_serving",
+    "separate_finetuning",
+    "static_split",
+    "pause_on_load",
+)
+"""``separate`` is measured as its two halves: a GPU that only serves, with twice the load, and one that only finetunes."""
+
+
+def measured(
+    instance: Instance,
+    serving: Any,
+    steps: StepBook,
+    book: RequestBook,
+    warm_up_s: float,
+    duration_s: float,
+    qos_ms: float,
+) -> dict[str, Any]:
+    """What happened after the warm-up."""
+    latency_ms = np.frombuffer(steps.latency_ms)
+    counts = steps.span_steps().astype(np.int64)
+    starts = np.cumsum(counts) - counts
+    total_ms = np.cumsum(latency_ms)
+    if len(latency_ms):
+        before_ms = np.repeat(total_ms[starts] - latency_ms[starts], counts)
+        end_s = np.repeat(steps.span_column("start_s"), counts) + (total_ms - before_ms) / 1e3
+        late = end_s > warm_up_s
+    else:
+        late = np.zeros(0, dtype=bool)
+    batch = np.repeat(steps.span_column("batch"), counts)[late]
+    window_s = duration_s - warm_up_s
+    found: dict[str, Any] = {
+        "duration_s": duration_s,
+        "window_s": window_s,
+        "steps": int(late.sum()),
+        "step_latency_ms": distribution(latency_ms[late]),
+        "decode_ms": distribution(np.frombuffer(steps.decode_ms)[late]),
+        "turn_ms": distribution(np.frombuffer(steps.turn_ms)[late]),
+        "steps_over_target": int((latency_ms[late] > qos_ms).sum()),
+        "violations_whole_run": {"solo": steps.solo_violations, "finetune_caused": steps.finetune_violations},
+        "mean_batch": float(batch.mean()) if late.any() else None,
+        "decode_tokens_per_s": float(batch.sum()) / window_s,
+        "requests": {
+            "completed": int((book.state == COMPLETED).sum()),
+            "rejected": len(book.reasons),
+            "arrived": int(np.isfinite(book.arrival_s).sum()),
+            "preemptions": int(book.preemptions.sum()),
+        },
+        "decide_ms": distribution(np.asarray(serving.decide_ms)) if serving.decide_ms else None,
+        "launch_ms": distribution(np.asarray(serving.launch_delay_ms)) if serving.launch_delay_ms else None,
+        "rows_lent": float(np.mean(steps.span_column("rows_lent"))) if counts.size else None,
+    }
+    job = serving.job
+    if job is not None:
+        found["finetune"] = finetune_rate(instance, job, serving, warm_up_s)
+    return found
+
+
+def finetune_rate(instance: Instance, job: Any, serving: Any, warm_up_s: float) -> dict[str, Any]:
+    """Tokens of whole optimizer steps over the time from the first to the last that began in the window."""
+    seen = [(ms, tokens) for ms, tokens in job.pump.progress if ms / 1e3 >= serving.zero_s + warm_up_s]
+    rate = None
+    if len(seen) > 1:
+        rate = (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0]) * 1e3
+    state = instance.engine.state if instance.engine is not None else None
+    return {
+        "tokens_per_s": rate,
+        "optimizer_steps_in_window": max(0, len(seen) - 1),
+        "window_layers": job.memory.window_layers,
+        "loss": state.loss if state is not None else None,
+        "failure": job.pump.failure,
+        "unit_launch_ms_longest": job.pump.launch_ms_longest,
+        "rows_lent_total": job.memory.lent_total,
+        "rows_reclaimed_total": job.memory.reclaimed_total,
+        "reclaim_ms": distribution(np.asarray(job.memory.reclaim_ms)) if job.memory.reclaim_ms else None,
+    }
+
+
+class Cells:
+    """One process: a pair of models on one GPU."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Nothing is loaded before a cell is missing."""
+        self.options = options
+        served, finetuned = options.pair
+        shared = served == finetuned and not options.no_sharing
+        name = f"{served}__{finetuned}_{options.load}tps_{options.qos_ms:g}ms"
+        name += "" if options.memory_gb is None else f"_{options.memory_gb:g}gb"
+        name += "" if shared or served != finetuned else "_unshared"
+        self.path = Path(os.environ.get("HARLI_RESULTS", Path(__file__).parent / "results")) / f"{name}.json"
+        self.shared = shared
+        self.cells: dict[str, Any] = {}
+        if self.path.exists() and not options.again:
+            self.cells = json.loads(self.path.read_text())["cells"]
+        self.instance: Instance | None = None
+        self.config = RunConfig(
+            model=served,
+            finetune_model=finetuned,
+            gpus=1,
+            qos_ms=options.qos_ms,
+            memory_gb=options.memory_gb,
+            runtime_gb=options.runtime_gb,
+            max_batch=options.max_batch,
+            share_weights=shared,
+            micro_batch_tokens=options.micro_batch_tokens,
+            gradient_accumulation_steps=options.micro_batches,
+        )
+        self.scenario = Scenario(self.config)
+
+    def make(self) -> Instance:
+        """Load everything once."""
+        if self.instance is not None:
+            return self.instance
+        options, config = self.options, self.config
+        served = cut(shipped_config(config.model), options.layers, narrow=options.device == "cpu")
+        finetuned = cut(shipped_config(config.finetuned), options.layers, narrow=options.device == "cpu")
+        folder = Path(tempfile.mkdtemp())
+        geometry = self.scenario.geometry
+        tokens = min(geometry.rows, options.max_rows or geometry.rows) * geometry.row_tokens
+        settings = ServingSettings(
+            dummy_folder(served, options.context_tokens, folder),
+            tokens,
+            options.max_batch,
+            options.context_tokens,
+            device=options.device,
+            load_format="dummy",
+            dtype="bfloat16",
+            graph_batches=options.graph_batches or GRAPH_BATCHES,
+            kv=KvSettings(lending=options.lending),
+        )
+        self.instance = Instance(settings, StepPredictor(self.scenario.profile), options.prefill)
+        self.instance.add_job(
+            JobSettings(finetuned, config.micro_batch_tokens, config.gradient_accumulation_steps, shared=self.shared)
+        )
+        self.instance.warm_up()
+        return self.instance
+
+    def run(self, policy: str) -> None:
+        """Measure one cell."""
+        options = self.options
+        instance = self.make()
+        tokens_per_s = options.load * (2.0 if policy == "separate_serving" else 1.0)
+        seconds = options.warm_up_s + options.window_s
+        named = {"separate_serving": "inference_only", "separate_finetuning": "separate"}.get(policy, policy)
+        load = Load(options.trace or azure_conv(), tokens_per_s, seconds, instance.vocab, options.skip_s)
+        if policy == "separate_finetuning":
+            cell = self.finetune_only(instance)
+        else:
+            made = self.scenario.contexts.policies(named, {})[0]
+            book = load.book()
+            limits = LoopLimits(options.max_batch, seconds)
+            if instance.job is not None:
+                instance.job.pump.progress.clear()
+            serving, steps = instance.serve(made, book, iter(load.specs()), load.prompt, options.qos_ms, limits)
+            with instance.on_stream():
+                duration_s = serving.run()
+                cell = measured(instance, serving, steps, book, options.warm_up_s, duration_s, options.qos_ms)
+                instance.settle()
+        cell["offered_tokens_per_s"] = tokens_per_s
+        self.cells[policy] = cell
+        self.save()
+        print(json.dumps({policy: brief(cell)}), flush=True)
+
+    def finetune_only(self, instance: Instance) -> dict[str, Any]:
+        """The job alone on the whole chip, the window as large as it gets."""
+        import torch
+
+        engine = instance.engine
+        assert engine is not None
+        stream = instance.partitions.whole.finetune_stream
+        times = []
+        begin_s = time.perf_counter()
+        while time.perf_counter() - begin_s < self.options.finetune_only_s:
+            step = engine.state.step
+            while engine.state.step == step and (unit := engine.next_unit()) is not None:
+                engine.run(unit, stream)
+            if stream is not None:
+                torch.cuda.synchronize()
+            times.append((time.perf_counter(), engine.state.tokens))
+        if len(times) < 3:
+            raise SystemExit(
+                f"{len(times)} optimizer steps in {self.options.finetune_only_s} s: give --finetune-only-s more"
+            )
+        rate = (times[-1][1] - times[0][1]) / (times[-1][0] - times[0][0])
+        return {
+            "finetune": {"tokens_per_s": rate, "optimizer_steps_in_window": len(times) - 1, "loss": engine.state.loss}
+        }
+
+    def save(self) -> None:
+        """Write what there is."""
+        assert self.instance is not None
+        document = {
+            "benchmark": "colocation",
+            "machine": machine(),
+            "commit": commit(),
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "sglang": sglang_version.installed(),
+            "pair": {"served": self.config.model, "finetuned": self.config.finetuned, "weights_shared": self.shared},
+            "partitions": self.instance.partitions.kind,
+            "prefill": self.options.prefill,
+            "startup_s": self.instance.startup_s,
+            "layers": self.options.layers,
+            "cells": self.cells,
+            "not_measured": [policy for policy in POLICIES if policy not in self.cells],
+            "gain_over_separate": gains(self.cells),
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".json.partial")
+        partial.write_text(json.dumps(document, indent=1) + "\n")
+        partial.replace(self.path)
+
+
+def gains(cells: dict[str, Any]) -> dict[str, float]:
+    """Finetune throughput of two GPUs that do both over that of one that serves and one that finetunes, minus 1."""
+    alone = cells.get("separate_finetuning", {}).get("finetune", {}).get("tokens_per_s")
+    if not alone:
+        return {}
+    rates = {name: cell.get("finetune", {}).get("tokens_per_s") for name, cell in cells.items()}
+    return {name: 2.0 * rate / alone - 1.0 for name, rate in rates.items() if rate and not name.startswith("separate")}
+
+
+def cut(config: dict[str, Any], layers: int | None, *, narrow: bool) -> dict[str, Any]:
+    """The model with fewer layers, for smoke tests; ``narrow`` for a CPU: as much KV a token, hardly any weights."""
+    config = config if layers is None else {**config, "num_hidden_layers": layers}
+    if not narrow:
+        return config
+    kv_heads = config["num_key_value_heads"]
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": kv_heads, "vocab_size": 512}
+    return {**config, **small, "head_dim": 128, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def brief(cell: dict[str, Any]) -> dict[str, Any]:
+    """The figures that one looks at while it runs."""
+    latency = cell.get("step_latency_ms") or {}
+    return {
+        "finetune_tokens_per_s": (cell.get("finetune") or {}).get("tokens_per_s"),
+        "p50": latency.get("p50"),
+        "p99": latency.get("p99"),
+        "max": latency.get("max"),
+        "over": cell.get("steps_over_target"),
+        "batch": cell.get("mean_batch"),
+        "decode_tokens_per_s": cell.get("decode_tokens_per_s"),
+        "failure": (cell.get("finetune") or {}).get("failure"),
+    }
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", nargs=2, default=["llama3-8b", "llama3-8b"], metavar=("SERVED", "FINETUNED"))
+    parser.add_argument("--load", type=int, default=1600, help="offered decode tokens/s per co-located GPU")
+    parser.add_argument("--qos-ms", type=float, default=40.0)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--memory-gb", type=float, default=None)
+    parser.add_argument("--runtime-gb", type=float, default=14.0)
+    parser.add_argument("--max-rows", type=int, default=None, help="a smaller pool than the memory has room for")
+    parser.add_argument(
+        "--no-sharing", action="store_true", help="a second copy of the weights although they are the same"
+    )
+    parser.add_argument("--lending", choices=("alias", "remap"), default="alias")
+    parser.add_argument("--max-batch", type=int, default=256)
+    parser.add_argument("--graph-batches", type=int, nargs="+", default=None)
+    parser.add_argument("--context-tokens", type=int, default=16384)
+    parser.add_argument("--micro-batch-tokens", type=int, default=1024)
+    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--prefill", choices=("elsewhere", "local"), default="elsewhere")
+    parser.add_argument("--warm-up-s", type=float, default=25.0)
+    parser.add_argument("--window-s", type=float, default=30.0)
+    parser.add_argument("--finetune-only-s", type=float, default=15.0)
+    parser.add_argument("--skip-s", type=float, default=60.0)
+    parser.add_argument(
+        "--layers", type=int, default=None, help="fewer layers, for a smoke test (figures mean nothing then)"
+    )
+    parser.add_argument("--trace", type=Path, default=None)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--again", action="store_true", help="measure cells anew that the results have")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure what is asked for and not there yet."""
+    options = parsed()
+    cells = Cells(options)
+    for policy in options.policies:
+        if policy not in cells.cells:
+            cells.run(policy)
+    print(json.dumps({"gain_over_separate": gains(cells.cells), "written": str(cells.path)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

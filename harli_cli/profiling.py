@@ -1,0 +1,120 @@
+"""``harli profile`` measures a GPU, ``harli fit`` turns the samples into a profile, ``--profile`` loads it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harli_core.errors import ConfigError, SampleError
+from harli_core.model import model_shape
+from harli_core.predict.fit import fit_profile
+from harli_core.predict.profile import Profile
+from harli_core.predict.samples import parse_samples
+
+
+def read_profile(path: Path) -> Profile:
+    """A fitted profile; raises `SampleError` naming the file for anything that is none."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SampleError(f"{path}: cannot read the profile ({error.strerror})") from None
+    except ValueError as error:
+        raise SampleError(f"{path}: not a profile written by 'harli fit' ({error})") from None
+    if not isinstance(value, dict):
+        raise SampleError(f"{path}: not a profile written by 'harli fit'")
+    return Profile.from_dict(value, str(path))
+
+
+def fit_samples(samples: Path, finetune_model: str | None, out: Path) -> Profile:
+    """Fit and write; raises `SampleError` for samples that are incomplete, `ConfigError` where ``out`` cannot be written."""
+    try:
+        lines = samples.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise SampleError(f"{samples}: cannot read the samples ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise SampleError(f"{samples}: not a text file of samples") from None
+    parsed = parse_samples(lines, samples.name)
+    if finetune_model is None:
+        found = sorted({sample.finetune_model for sample in parsed.colocated})
+        if len(found) != 1:
+            raise ConfigError(
+                f"{samples}: samples beside {', '.join(found) or 'no finetuned model'}; choose with --finetune-model"
+            )
+        finetune_model = found[0]
+    profile = fit_profile(parsed, finetune_model)
+    write_whole(out, json.dumps(profile.to_dict(), indent=1, sort_keys=True) + "\n")
+    return profile
+
+
+def measure(model: str, finetune_model: str, out: Path, unit_tokens: int, say: Callable[[str], None]) -> int:
+    """Measure this machine's GPU with random weights; returns how many samples were written to ``out``."""
+    from backends.cuda.requirements import require  # noqa: PLC0415
+
+    model_shape(model)
+    model_shape(finetune_model)
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: it is a folder; expected the name of a file")
+    require()
+    lines = _lines(model, finetune_model, unit_tokens, say)
+    write_whole(out, "".join(json.dumps(line) + "\n" for line in lines))
+    return len(lines)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace ``path`` in one step; raises `ConfigError` where it cannot be written."""
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.resolve().parent, delete=False) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot write there ({error.strerror})") from None
+
+
+def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    import torch  # noqa: PLC0415
+
+    from backends.cuda.serving.instance import Instance, JobSettings  # noqa: PLC0415
+    from backends.cuda.serving.model_folder import dummy_folder, shipped_config  # noqa: PLC0415
+    from backends.cuda.serving.profiler import QUICK, Profiler  # noqa: PLC0415
+    from backends.cuda.serving.scheduler_factory import ServingSettings  # noqa: PLC0415
+    from harli_cli.package_data import shipped_profile  # noqa: PLC0415
+    from harli_core.memory.geometry import GridGeometry  # noqa: PLC0415
+    from harli_core.predict.predictor import StepPredictor  # noqa: PLC0415
+
+    begin_s = time.perf_counter()
+    needed = max(batch * (context + 256) for batch, context in (*QUICK.points, *QUICK.beside))
+    grid = GridGeometry.of(model_shape(model), 2**40)
+    rows = -(-2 * needed // grid.row_tokens)
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = ServingSettings(
+            dummy_folder(shipped_config(model), 8192, Path(scratch)),
+            rows * grid.row_tokens,
+            256,
+            8192,
+            load_format="dummy",
+            dtype="bfloat16",
+        )
+        # Unit durations of the shipped profile only pace the launches; nothing of them enters the samples.
+        pace = StepPredictor(shipped_profile("h200", model, finetune_model))
+        instance = Instance(settings, pace, "elsewhere")
+        shared = model == finetune_model
+        instance.add_job(JobSettings(shipped_config(finetune_model), unit_tokens, 2, shared=shared))
+        instance.warm_up()
+        say(f"ready to measure after {time.perf_counter() - begin_s:.0f} s")
+        gpu = torch.cuda.get_device_name()
+        driver = int(str(torch.version.cuda).split(".")[0]) * 1000
+        found = []
+        with instance.on_stream():
+            for line in Profiler(instance, QUICK).lines(model, finetune_model, gpu, driver, torch.__version__):
+                found.append(line)
+                if len(found) % 25 == 0:
+                    say(f"{len(found)} samples after {time.perf_counter() - begin_s:.0f} s")
+    say(f"measured {len(found)} samples in {time.perf_counter() - begin_s:.0f} s")
+    return found

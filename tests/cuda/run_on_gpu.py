@@ -1,0 +1,365 @@
+"""Serving with finetuning on a GPU, checked: ``python tests/cuda/run_on_gpu.py CHECK ... [--out FILE]``.
+
+Each check prints one line; ``--out`` collects what was found as JSON, in one step after each check, and checks that are
+in it already are not run again. Exit code 1 if one fails. Run one kind of instance a process:
+
+    right_answers            fast mode: tokens, KV checksums, losses
+    right_answers_exact      deterministic mode: tokens equal whatever finetuning, splits and memory do
+    right_answers_exact_remap    the same with `remap` lending
+    failures                 units that raise, NaN, out of memory: serving goes on, memory comes back
+    overhead, overhead_plain, overhead_overlap    step times of Harli without finetuning and of SGLang's own loops
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import backends.cuda.memory  # noqa: F401  the installed packages, before the checkout's folders come into reach
+import harli_cli  # noqa: F401
+import harli_core  # noqa: F401
+import policies  # noqa: F401
+import traces  # noqa: F401
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.* and tests.*, ahead of other packages' folders
+
+import numpy as np
+
+from backends.cuda.serving.instance import Instance
+from backends.cuda.serving.kv_pool import KvSettings
+from backends.cuda.serving.model_folder import dummy_folder, shipped_config
+from backends.cuda.serving.scheduler_factory import ServingSettings, make_scheduler
+from benchmarks.allocator.measuring import commit, machine
+from harli_cli.package_data import shipped_profile
+from harli_core.predict.predictor import StepPredictor
+from tests.sglang import scenes
+
+SHAPE = scenes.Shape(
+    layers=6, hidden=2048, heads=16, kv_heads=8, head_dim=128, intermediate=5632, vocab=32000, std=0.05
+)
+ROWS = 96
+UNIT_TOKENS = 512
+
+
+def predictor() -> StepPredictor:
+    """The splits of the machine, from the shipped profile."""
+    return StepPredictor(shipped_profile("h200", "llama3-8b", "llama3-8b"))
+
+
+def small_instance(*, deterministic: bool, lending: str = "alias") -> tuple[Instance, dict[str, Any]]:
+    """A model that loads in seconds, random weights that make tokens differ, poison in what comes back."""
+    folder = Path(tempfile.gettempdir()) / "harli_gpu_check_model"
+    config = scenes.random_folder(folder, SHAPE, "bfloat16")
+    settings = ServingSettings(
+        folder,
+        ROWS * 1024,
+        64,
+        4096,
+        dtype="bfloat16",
+        deterministic=deterministic,
+        graph_batches=(1, 4, 8, 16, 32, 48, 64),
+        kv=KvSettings("remap" if lending == "remap" else "alias", "poison" if lending != "remap" else "zero"),
+    )
+    return Instance(settings, predictor(), "local"), config
+
+
+def churn(instance: Instance, *, finetunes: bool, hold: int = 2) -> scenes.Scripted:
+    """The policy that changes everything all the time."""
+    return scenes.Scripted(instance.predictor, scenes.CHURN, finetunes=finetunes, hold=hold)
+
+
+def right_answers_exact(lending: str = "alias") -> dict[str, Any]:
+    """Greedy tokens are the same with finetuning off and on, through lend / reclaim / compact cycles and split changes."""
+    instance, config = small_instance(deterministic=True, lending=lending)
+    instance.add_job(scenes.job_of(config, UNIT_TOKENS))
+    instance.warm_up()
+    given = scenes.prompts(96, SHAPE.vocab, 600)
+    alone = scenes.serve(instance, churn(instance, finetunes=False), given, 200, gap_s=0.004)
+    assert instance.job is not None
+    beside = scenes.serve(instance, churn(instance, finetunes=True), given, 200, gap_s=0.004)
+    memory = instance.job.memory
+    assert instance.job.pump.failure is None, instance.job.pump.failure
+    differing = [index for index in alone.tokens if alone.tokens[index] != beside.tokens[index]]
+    distinct = len({token for tokens in alone.tokens.values() for token in tokens})
+    assert distinct > 50, f"the model says only {distinct} different tokens: the check could not fail"
+    found = {
+        "requests": len(given),
+        "requests_that_differ": len(differing),
+        "distinct_tokens": distinct,
+        "steps": len(beside.steps),
+        "plans": beside.policy.asked,
+        "units": instance.job.pump.launched,
+        "rows_lent": memory.lent_total,
+        "rows_reclaimed": memory.reclaimed_total,
+        "loss": instance.engine.state.loss if instance.engine is not None else None,
+    }
+    assert not differing, found
+    assert memory.reclaimed_total > 100, found
+    instance.decoder.memory.provider.check_integrity()
+    return found
+
+
+def right_answers_exact_remap() -> dict[str, Any]:
+    """The same while lent rows are unmapped from the KV view: a stray access would fault."""
+    return right_answers_exact("remap")
+
+
+def right_answers() -> dict[str, Any]:
+    """Fast mode: on one split and one schedule, tokens and KV are bit-identical with finetuning off and on."""
+    instance, config = small_instance(deterministic=False)
+    losses: list[float] = []
+    instance.add_job(scenes.job_of(config, UNIT_TOKENS))
+    assert instance.engine is not None
+    instance.engine.on_step = lambda report: losses.append(report.loss)
+    instance.warm_up()
+    given = scenes.prompts(48, SHAPE.vocab, 600)
+    found: dict[str, Any] = {"splits": {}}
+    reference: dict[int, list[int]] = {}
+    for split in (None, 0, 3, 6):
+        sums: list[dict[str, str]] = []
+
+        def keep(loop: Any, sums: list[dict[str, str]] = sums) -> None:
+            if loop._step == 60:
+                sums.append(scenes.kv_checksums(instance))
+
+        runs = []
+        for finetunes in (False, True):
+            choices = [(split, 3.0, 1.0), (split, 0.0, 0.0), (split, 1.0, 0.5)]
+            policy = scenes.Scripted(instance.predictor, choices, finetunes=finetunes, hold=3)
+            runs.append(scenes.serve(instance, policy, given, 120, each_step=keep))
+        same = sum(runs[0].tokens[index] == runs[1].tokens[index] for index in runs[0].tokens)
+        reference = reference or runs[0].tokens
+        agreeing = np.mean([np.mean(np.equal(runs[1].tokens[index], reference[index])) for index in range(len(given))])
+        found["splits"][str(split)] = {
+            "requests": len(given),
+            "bit_identical": int(same),
+            "kv_checksums_equal": len(sums) == 2 and sums[0] == sums[1] and len(sums[0]) > 0,
+            "share_of_tokens_as_on_whole_chip": float(agreeing),
+        }
+    beside = list(losses)
+    instance.engine.close()
+    alone_losses = losses_alone(instance, config, len(beside))
+    apart = np.abs(np.array(beside[: len(alone_losses)]) / np.array(alone_losses) - 1.0)
+    found["losses"] = {"steps": len(alone_losses), "max_relative_difference": float(apart.max())}
+    assert all(entry["bit_identical"] == entry["requests"] for entry in found["splits"].values()), found
+    assert all(entry["kv_checksums_equal"] for entry in found["splits"].values()), found
+    assert apart.max() < 0.02, found
+    return found
+
+
+def losses_alone(instance: Instance, config: dict[str, Any], steps: int) -> list[float]:
+    """The same job with nobody beside it."""
+    import torch
+
+    from backends.cuda.finetune.assembly import build_engine
+    from backends.cuda.finetune.recipe import Recipe
+    from backends.cuda.serving.instance import ENDLESS_STEPS
+    from backends.cuda.serving.random_job import random_feed, random_peft_model
+
+    losses: list[float] = []
+    engine = build_engine(
+        random_peft_model(config, 4, "cuda", torch.bfloat16),
+        random_feed(config["vocab_size"], UNIT_TOKENS, 2),
+        Recipe(max_steps=ENDLESS_STEPS, learning_rate=1e-5, lr_scheduler_type="constant"),
+        device="cuda",
+        on_step=lambda report: losses.append(report.loss),
+    )
+    stream = instance.partitions.whole.finetune_stream
+    while engine.state.step < min(steps, 60) and (unit := engine.next_unit()) is not None:
+        engine.run(unit, stream)
+    engine.close()
+    return losses
+
+
+def failures() -> dict[str, Any]:
+    """Whatever happens to the job, serving goes on, the reason is told, and the rows come back."""
+    instance, config = small_instance(deterministic=False)
+    given = scenes.prompts(24, SHAPE.vocab, 300)
+    found = {}
+    kinds: dict[str, Callable[[], None]] = {
+        "unit raises": scenes.unit_raises,
+        "out of memory": scenes.out_of_memory,
+        "NaN in the adapter": lambda: scenes.nan_in_adapter(instance),
+    }
+    for name, fault in kinds.items():
+        instance.add_job(scenes.job_of(config, UNIT_TOKENS))
+        assert instance.job is not None
+        instance.job.pump.work = scenes.FaultyWork(instance.engine, 20, fault)
+        served = scenes.serve(instance, churn(instance, finetunes=True), given, 150)
+        wait_for_rows(instance)
+        found[name] = {
+            "completed": len(served.tokens),
+            "reason": instance.job.pump.failure,
+            "rows_still_lent": instance.decoder.memory.allocator.view().rows_lent,
+        }
+        assert len(served.tokens) == len(given), found
+        assert instance.job.pump.failure, found
+        assert found[name]["rows_still_lent"] == 0, found
+    return found
+
+
+def wait_for_rows(instance: Instance) -> None:
+    """Let fences pass after the last request."""
+    assert instance.job is not None
+    until_s = time.perf_counter() + 10.0
+    while instance.job.memory.under_way and time.perf_counter() < until_s:
+        instance.job.memory.poll(0.0)
+
+
+OVERHEAD_BATCHES = (8, 32, 64)
+
+
+def overhead_settings(**changes: Any) -> ServingSettings:
+    """LLaMA3-8B's shape, whole."""
+    folder = dummy_folder(shipped_config("llama3-8b"), 4096, Path(tempfile.mkdtemp()))
+    values: dict[str, Any] = {
+        "graph_batches": OVERHEAD_BATCHES,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        **changes,
+    }
+    return ServingSettings(folder, 160 * 1024, 64, 4096, **values)
+
+
+def overhead() -> dict[str, Any]:
+    """Decode under Harli with finetuning off: time from emission to emission."""
+    instance = Instance(overhead_settings(), predictor(), "local")
+    instance.warm_up()
+    found: dict[str, Any] = {"startup_s": instance.startup_s, "batches": {}}
+    for batch in OVERHEAD_BATCHES:
+        given = [[7] * 512 for _ in range(batch)]
+        policy = scenes.Scripted(instance.predictor, [(None, 0.0, 0.0)], finetunes=False, hold=16)
+        served = scenes.serve(instance, policy, given, 200)
+        latency_ms = np.frombuffer(served.steps.latency_ms)[20:]
+        found["batches"][batch] = quantiles(latency_ms) | {
+            "decode_p50_ms": float(np.median(np.frombuffer(served.steps.decode_ms)[20:])),
+            "decide_p50_ms": float(np.median(served.loop.decide_ms)),
+            "launch_p99_ms": float(np.quantile(served.loop.launch_delay_ms, 0.99)),
+        }
+    return found
+
+
+def overhead_plain() -> dict[str, Any]:
+    """SGLang's own pool and its own loop without overlap."""
+    return sglang_alone(overlap=False)
+
+
+def overhead_overlap() -> dict[str, Any]:
+    """SGLang's own pool and its default loop, which overlaps the host's work with the GPU's."""
+    return sglang_alone(overlap=True)
+
+
+def sglang_alone(*, overlap: bool) -> dict[str, Any]:
+    """Step times of SGLang's event loop as it is."""
+    import torch
+
+    begin_s = time.perf_counter()
+    scheduler = make_scheduler(overhead_settings(unified=False, overlap=overlap), None)
+    startup_s = time.perf_counter() - begin_s
+    for sender in (scheduler.ipc_channels.send_to_detokenizer, scheduler.ipc_channels.send_to_tokenizer):
+        sender.socket = None
+    found: dict[str, Any] = {"startup_s": startup_s, "batches": {}}
+    stamps: list[float] = []
+    process = scheduler.process_batch_result
+
+    def stamped(batch: Any, result: Any) -> None:
+        process(batch, result)
+        if batch.forward_mode.is_decode():
+            stamps.append(time.perf_counter())
+
+    scheduler.process_batch_result = stamped
+    for batch in OVERHEAD_BATCHES:
+        stamps.clear()
+        pending = [request(index, [7] * 512, 200) for index in range(batch)]
+        scheduler.gracefully_exit = False
+
+        def receive(pending: list[Any] = pending) -> list[Any]:
+            if pending:
+                given, pending[:] = list(pending), []
+                return given
+            if scheduler.is_fully_idle():
+                scheduler.gracefully_exit = True
+            return []
+
+        scheduler.request_receiver.recv_requests = receive
+        scheduler.run_event_loop()
+        torch.cuda.synchronize()
+        found["batches"][batch] = quantiles(np.diff(np.array(stamps))[20:] * 1e3)
+    return found
+
+
+def request(index: int, ids: list[int], output_tokens: int) -> Any:
+    """A request as SGLang's tokenizer process would send it."""
+    from array import array
+
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    sampling = SamplingParams(max_new_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+    sampling.normalize(None)
+    return TokenizedGenerateReqInput(
+        rid=str(index), input_text=None, input_ids=array("q", ids), input_embeds=None, mm_inputs=None,
+        token_type_ids=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1, top_logprobs_num=0,
+        token_ids_logprob=None, stream=False,
+    )  # fmt: skip
+
+
+def quantiles(values: Any) -> dict[str, float]:
+    """Median and tail."""
+    return {
+        "steps": len(values),
+        "p50_ms": float(np.median(values)),
+        "p99_ms": float(np.quantile(values, 0.99)),
+        "mean_ms": float(np.mean(values)),
+    }
+
+
+CHECKS: dict[str, Callable[[], dict[str, Any]]] = {
+    check.__name__: check
+    for check in (
+        right_answers, right_answers_exact, right_answers_exact_remap, failures, overhead, overhead_plain, overhead_overlap
+    )
+}  # fmt: skip
+
+
+def main() -> int:
+    """Run the checks that are asked for and not there yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", nargs="+", choices=tuple(CHECKS))
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    found: dict[str, Any] = {}
+    if options.out is not None and options.out.exists():
+        found = json.loads(options.out.read_text())["checks"]
+    failed = 0
+    for name in options.checks:
+        if found.get(name, {}).get("passed"):
+            continue
+        begin_s = time.perf_counter()
+        try:
+            found[name] = {"passed": True, **CHECKS[name]()}
+        except Exception as error:
+            traceback.print_exc()
+            found[name] = {"passed": False, "error": f"{type(error).__name__}: {error}"}
+            failed += 1
+        found[name]["took_s"] = time.perf_counter() - begin_s
+        sys.stdout.write(json.dumps({name: found[name]}) + "\n")
+        sys.stdout.flush()
+        if options.out is not None:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            document = {"machine": machine(), "commit": commit(), "command": [Path(sys.argv[0]).name, *sys.argv[1:]]}
+            partial = options.out.with_suffix(".partial")
+            partial.write_text(json.dumps({**document, "checks": found}, indent=1) + "\n")
+            partial.replace(options.out)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+"""Functions on images."""
+
+from torchvision.transforms import InterpolationMode as InterpolationMode
