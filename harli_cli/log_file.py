@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from harli_cli.unfinished_file import UnfinishedFile
 from harli_core.decision_log import DecisionRecord, decode_header, encode_header, encode_record
 from harli_core.errors import LogError
 
@@ -17,22 +18,12 @@ class DecisionLogWriter:
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         """Open ``path`` for writing; raises `LogError` when that cannot be done."""
-        if path.is_dir():
-            raise LogError(f"cannot write the decision log {path}: it is a folder; expected the name of a file")
-        self._path = path
-        self._partial = path.with_name(path.name + ".partial")
-        try:
-            self._file = self._partial.open("w", encoding="utf-8", newline="\n")
-        except OSError as error:
-            raise LogError(f"cannot write the decision log {path}: {error.strerror}") from None
+        self._file = UnfinishedFile(path, partial(_unwritable, path))
         self._file.write(encode_header(header) + "\n")
 
     def write(self, record: DecisionRecord) -> None:
         """Append one record; raises `LogError` when the disk does not take it."""
-        try:
-            self._file.write(encode_record(record) + "\n")
-        except OSError as error:
-            raise LogError(f"cannot write the decision log {self._path}: {error.strerror}") from None
+        self._file.write(encode_record(record) + "\n")
 
     def __enter__(self) -> Self:
         """Use as a context manager: the log gets its name only when the block succeeds."""
@@ -42,17 +33,12 @@ class DecisionLogWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Name the complete log, or remove the partial one."""
-        try:
-            with self._file:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            if kind is None:
-                self._partial.replace(self._path)
-        except OSError as failure:
-            if kind is None:
-                raise LogError(f"cannot write the decision log {self._path}: {failure.strerror}") from None
-        finally:
-            self._partial.unlink(missing_ok=True)
+        self._file.close("", complete=kind is None)
+
+
+def _unwritable(path: Path, reason: str | None) -> LogError:
+    told = "it is a folder; expected the name of a file" if reason is None else reason
+    return LogError(f"cannot write the decision log {path}: {told}")
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], Iterator[str]]:

@@ -7,11 +7,12 @@ thread follow each other and never overlap: a turn stands at the start of its st
 from __future__ import annotations
 
 import json
-import os
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from harli_cli.unfinished_file import UnfinishedFile
 from harli_core.decision_log import DecisionRecord
 from harli_core.errors import ConfigError
 from harli_core.types import StepPlan, StepResult
@@ -25,16 +26,9 @@ class PerfettoWriter:
 
     def __init__(self, path: Path) -> None:
         """Open ``path`` for writing; raises `ConfigError` when that cannot be done."""
-        self._path = path
-        self._partial = path.with_name(path.name + ".partial")
         self._seen: dict[int, tuple[int, int, int, int]] = {}
         self._first = True
-        if path.is_dir():
-            raise ConfigError(f"--perfetto {path}: it is a folder; expected the name of a file")
-        try:
-            self._file = self._partial.open("w", encoding="utf-8", newline="\n")
-        except OSError as error:
-            raise ConfigError(f"--perfetto {path}: cannot write there ({error.strerror})") from None
+        self._file = UnfinishedFile(path, partial(_unwritable, path))
         self._file.write('{"displayTimeUnit":"ms","traceEvents":[')
 
     def write(self, record: DecisionRecord) -> None:
@@ -111,10 +105,7 @@ class PerfettoWriter:
     def _event(self, event: dict[str, Any]) -> None:
         text = ("\n" if self._first else ",\n") + json.dumps(event, separators=(",", ":"), allow_nan=False)
         self._first = False
-        try:
-            self._file.write(text)
-        except OSError as error:
-            raise ConfigError(f"--perfetto {self._path}: cannot write there ({error.strerror})") from None
+        self._file.write(text)
 
     def __enter__(self) -> Self:
         """Use as a context manager: the trace gets its name only when the block succeeds."""
@@ -124,18 +115,12 @@ class PerfettoWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close and name the trace, or remove it."""
-        try:
-            with self._file:
-                self._file.write("\n]}\n")
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            if kind is None:
-                self._partial.replace(self._path)
-        except OSError as failure:
-            if kind is None:
-                raise ConfigError(f"--perfetto {self._path}: cannot write there ({failure.strerror})") from None
-        finally:
-            self._partial.unlink(missing_ok=True)
+        self._file.close("\n]}\n", complete=kind is None)
+
+
+def _unwritable(path: Path, reason: str | None) -> ConfigError:
+    told = "it is a folder; expected the name of a file" if reason is None else f"cannot write there ({reason})"
+    return ConfigError(f"--perfetto {path}: {told}")
 
 
 class SinkPair:

@@ -1,0 +1,47 @@
+"""A text file that is written as a run goes, and takes its name when the run is complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from harli_core.errors import HarliError
+
+
+class UnfinishedFile:
+    """Text beside ``path`` under another name, until `close` says that it is complete."""
+
+    def __init__(self, path: Path, fault: Callable[[str | None], HarliError]) -> None:
+        """Open it; ``fault`` makes the error to raise from what the system says, or from `None` where a folder is."""
+        if path.is_dir():
+            raise fault(None)
+        self._path = path
+        self._partial = path.with_name(path.name + ".partial")
+        self._fault = fault
+        try:
+            self._file = self._partial.open("w", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise fault(error.strerror) from None
+
+    def write(self, text: str) -> None:
+        """Append ``text``; raises what ``fault`` makes when the disk does not take it."""
+        try:
+            self._file.write(text)
+        except OSError as error:
+            raise self._fault(error.strerror) from None
+
+    def close(self, ending: str, *, complete: bool) -> None:
+        """Append ``ending`` and name the complete file, or remove the partial one."""
+        try:
+            with self._file:
+                self._file.write(ending)
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            if complete:
+                self._partial.replace(self._path)
+        except OSError as error:
+            if complete:
+                raise self._fault(error.strerror) from None
+        finally:
+            self._partial.unlink(missing_ok=True)
