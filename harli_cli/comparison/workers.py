@@ -24,23 +24,22 @@ def run_all(
     Raises `WorkerError` for a process that died. However this ends, no process of it is left.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, wait  # noqa: PLC0415
+    from multiprocessing import resource_tracker  # noqa: PLC0415
 
     from loky import ProcessPoolExecutor  # noqa: PLC0415  (only a comparison needs it)
     from loky.process_executor import BrokenProcessPool  # noqa: PLC0415
 
     answers: dict[int, Answer] = {}
     waiting = iter(enumerate(tasks))
-    lanes = [
-        ProcessPoolExecutor(max_workers=1, initializer=_leave_interrupts_to_the_parent)
-        for _ in range(min(jobs, len(tasks)))
-    ]
+    resource_tracker.ensure_running()  # now, since its start ends any hold on interrupts
+    lanes = [ProcessPoolExecutor(max_workers=1) for _ in range(min(jobs, len(tasks)))]
     running: dict[Future[Answer], tuple[int, ProcessPoolExecutor]] = {}
     try:
         idle = list(lanes)
         while True:
             while idle and (following := next(waiting, None)) is not None:
                 lane = idle.pop()
-                with _interrupts_not_inherited():
+                with _interrupts_held_back():
                     running[lane.submit(work, following[1])] = (following[0], lane)
             if not running:
                 return [answers[index] for index in range(len(tasks))]
@@ -55,8 +54,9 @@ def run_all(
                 done(tasks[index])
                 idle.append(lane)
     finally:
-        for lane in lanes:
-            lane.shutdown(wait=True, kill_workers=True)
+        with _interrupts_held_back():
+            for lane in lanes:
+                lane.shutdown(wait=True, kill_workers=True)
 
 
 def _how(error: BaseException) -> str:
@@ -66,16 +66,11 @@ def _how(error: BaseException) -> str:
     return f" ({code})" if brace and code else ""
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    """Ctrl-C reaches every process of the terminal; the parent ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 @contextmanager
-def _interrupts_not_inherited() -> Iterator[None]:
-    """A process that is started here ignores Ctrl-C from its first instruction on."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C in here counts at the end; processes that are started here never see it, their parent ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

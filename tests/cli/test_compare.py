@@ -129,15 +129,18 @@ def test_interrupt_leaves_nothing(tmp_path: Path) -> None:
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     children: set[int] = set()
-    while len(children) < 2 and process.poll() is None:
-        time.sleep(0.05)
-        children |= _children(process.pid)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        while len(children) < 2 and process.poll() is None:
+            time.sleep(0.05)
+            children |= _children(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, out) == (130, b"")
     assert err == b"harli: interrupted; no result was written\n"
     assert list(tmp_path.rglob("*")) == []
-    for _ in range(100):
+    for _ in range(600):
         if not any(Path(f"/proc/{child}").exists() for child in children):
             break
         time.sleep(0.1)
