@@ -16,6 +16,7 @@ from typing import Any
 
 import simpy
 
+from backends.sim.counting_allocator import CountingAllocator
 from backends.sim.device_model import DeviceModel
 from backends.sim.finetune_job import FinetuneJob
 from backends.sim.job_memory import JobMemory
@@ -26,7 +27,6 @@ from backends.sim.step_recorder import StepRecorder
 from harli_core.errors import AuditError
 from harli_core.loop import DecisionLoop
 from harli_core.memory.reservation import Reservation
-from harli_core.memory.unified import UnifiedAllocator
 from harli_core.records import RequestBook, StepBook
 from harli_core.types import JobView, Split, StepPlan, StepResult, StepView
 
@@ -64,7 +64,7 @@ class DecodeInstance:
         index: int,
         device: DeviceModel,
         loop: DecisionLoop,
-        allocator: UnifiedAllocator,
+        allocator: CountingAllocator,
         reservation: Reservation,
         job: FinetuneJob | None,
         job_memory: JobMemory | None,
@@ -91,7 +91,7 @@ class DecodeInstance:
         self._preempted = preempted
         self._finished = finished
         self._splits = {split.decode_sms: split for split in device.capabilities.splits}
-        self._batch = RunningBatch(allocator, requests)
+        self._batch = RunningBatch(allocator.tokens, requests)
         self._queue: deque[SimRequest] = deque()
         self._queue_tokens = 0
         self._step = 0
@@ -277,7 +277,7 @@ class DecodeInstance:
         """Steps of the batch as it is now, from this boundary on, or from the one before the turn under way."""
         start_ms = self._now_ms() if self._turn_start_ms is None else self._turn_start_ms
         self._turn_start_ms = None
-        batch, slots = self._batch, self.allocator.slots
+        batch, tokens = self._batch, self.allocator.tokens
         return Span(
             held,
             self._step,
@@ -285,8 +285,8 @@ class DecodeInstance:
             len(batch),
             batch.kv_tokens,
             len(self._queue),
-            slots.rows_in_use,
-            slots.rows_withheld,
+            tokens.rows_in_use,
+            tokens.rows_withheld,
             self.allocator.free_but_unlendable_bytes,
             self.job.snapshot() if self.job is not None and held.turn_ms else None,
         )
@@ -334,7 +334,7 @@ class DecodeInstance:
         """Take waiting requests in order while slots, the reservation and the batch limit allow."""
         while self._queue and len(self._batch) < self._max_batch:
             request = self._queue[0]
-            if not self.allocator.can_allocate_tokens(request.kv_tokens + self._growth_reserve(len(self._batch) + 1)):
+            if request.kv_tokens + self._growth_reserve(len(self._batch) + 1) > self.allocator.tokens.free_tokens:
                 return
             self._queue.popleft()
             self._queue_tokens -= request.kv_tokens
@@ -357,7 +357,7 @@ class DecodeInstance:
         rows = max(plan.jobs[0].rows, memory.needs.rows_floor)
         if rows < memory.rows_held:
             memory.shrink(rows, self._now_ms())
-        spare_tokens = self.allocator.slots.free_tokens - len(self._batch)
+        spare_tokens = self.allocator.tokens.free_tokens - len(self._batch)
         rows = min(rows, memory.rows_held + spare_tokens // self.allocator.geometry.row_tokens)
         if rows <= memory.rows_held:
             return 0.0
@@ -365,7 +365,7 @@ class DecodeInstance:
         if compaction is None:
             return 0.0
         self._batch.rewrite(compaction)
-        return len(compaction.source) * self.allocator.geometry.token_bytes / COPY_BYTES_PER_MS
+        return compaction.tokens * self.allocator.geometry.token_bytes / COPY_BYTES_PER_MS
 
     def _view(self) -> StepView:
         """What is true at this boundary."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backends.sim.counting_allocator import CountingAllocator
 from backends.sim.finetune_job import FinetuneJob
-from harli_core.memory.compaction import Compaction
 from harli_core.memory.lent_blocks import Extents
-from harli_core.memory.unified import UnifiedAllocator
+from harli_core.memory.row_tokens import RowMoves
 from harli_core.working_set import WorkingSet
 
 
@@ -22,7 +22,7 @@ class Fence:
 class JobMemory:
     """Moves a job towards a number of rows: lends free rows, or drops layers and gives rows back behind a fence."""
 
-    def __init__(self, allocator: UnifiedAllocator, needs: WorkingSet, job: FinetuneJob, remap_row_ms: float) -> None:
+    def __init__(self, allocator: CountingAllocator, needs: WorkingSet, job: FinetuneJob, remap_row_ms: float) -> None:
         """``remap_row_ms`` is what the lending strategy costs a row (0 under ``alias``)."""
         self.needs = needs
         self.rows_held = 0
@@ -40,18 +40,18 @@ class JobMemory:
         """Layers that the window has room for."""
         return self._job.swaps.window.capacity if self._base is not None else 0
 
-    def grow(self, rows: int) -> Compaction | None:
+    def grow(self, rows: int) -> RowMoves | None:
         """Borrow up to ``rows`` rows in all; returns the compaction that freed rows for it, if there was one."""
         wanted = rows - self.rows_held
         lent = self._allocator.lend_rows(wanted)
         compaction = None
         if lent < wanted:
-            compaction = self._allocator.compact(wanted - lent)
+            compaction = self._allocator.tokens.compact(wanted - lent)
             lent += self._allocator.lend_rows(wanted - lent) if compaction.freed_rows else 0
         self.rows_held += lent
         self.lent_total += lent
         self._fill()
-        return compaction if compaction is not None and len(compaction.source) else None
+        return compaction if compaction is not None and compaction.tokens else None
 
     def shrink(self, rows: int, now_ms: float) -> None:
         """Give back down to ``rows`` rows (not below what base and minimum window need), furthest layers first."""

@@ -1,75 +1,54 @@
-"""The requests that decode together on one instance, and the token slots that hold their KV."""
+"""The requests that decode together on one instance, and the rows that hold their KV."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 from backends.sim.request import SimRequest
 from harli_core.errors import AuditError
-from harli_core.memory.compaction import Compaction
-from harli_core.memory.unified import UnifiedAllocator
+from harli_core.memory.row_tokens import Pieces, RowMoves, RowTokens
 from harli_core.records import RequestBook
 
+LONGEST_TRAIL = 4096
+"""Entries of a trail beyond which those that nobody needs are dropped."""
 
-class EmittedSlots:
-    """Where the tokens went that members have emitted: a line a step, a lane a member.
+
+class RowTrail:
+    """Into which row each whole step put its tokens, one of every member.
 
     ::
 
-                lane 0   lane 1   lane 2
-        step 7     12       13       14       a member that joined before step 8 and left after step 9 on lane 1
-        step 8     15       16       17       finds its slots in one strided look: 16, 19
-        step 9     18       19       20
-
-    Lines before the oldest member's first are dropped when room runs out.
+        steps up to     40   52   53   90        steps 40 to 51 went to row 2, step 52 to several rows (they are
+        row              1    2    -    3        counted at the members), steps 53 to 89 to row 3
     """
 
     def __init__(self) -> None:
-        """Room for a few members and steps; both grow."""
-        self._slots: NDArray[np.int32] = np.empty((1024, 16), dtype=np.int32)
-        self._first_step = 0
-        self._free_lanes = list(range(16))[::-1]
+        """Start at step 0."""
+        self._ends: list[int] = []
+        self._rows: list[int | None] = []
 
-    def open_lane(self) -> int:
-        """A lane for a new member."""
-        if not self._free_lanes:
-            steps, lanes = self._slots.shape
-            wider = np.empty((steps, 2 * lanes), dtype=np.int32)
-            wider[:, :lanes] = self._slots
-            self._slots = wider
-            self._free_lanes = list(range(lanes, 2 * lanes))[::-1]
-        return self._free_lanes.pop()
+    def add(self, end_step: int, row: int | None) -> None:
+        """The steps since the last entry, up to ``end_step``, went to ``row``; `None`: counted elsewhere."""
+        if self._rows and self._rows[-1] == row:
+            self._ends[-1] = end_step
+        else:
+            self._ends.append(end_step)
+            self._rows.append(row)
 
-    def close_lane(self, lane: int) -> None:
-        """The member of ``lane`` has left."""
-        self._free_lanes.append(lane)
+    def since(self, step: int, held: dict[int, int]) -> None:
+        """Add to ``held`` (row to tokens) what one member emitted from ``step`` on."""
+        for index in range(bisect_right(self._ends, step), len(self._ends)):
+            end, row = self._ends[index], self._rows[index]
+            if row is not None:
+                held[row] = held.get(row, 0) + end - step
+            step = end
 
-    def write(self, step: int, lanes: NDArray[np.intp], slots: NDArray[np.int32], oldest_step: int) -> None:
-        """Keep the lines of ``slots`` (steps x members, columns as ``lanes``) from ``step`` on."""
-        done = len(slots)
-        line = step - self._first_step
-        if line + done > len(self._slots):
-            self._make_room(step, done, oldest_step)
-            line = step - self._first_step
-        self._slots[line : line + done, lanes] = slots
-
-    def of(self, lane: int, first_step: int, end_step: int) -> NDArray[np.int32]:
-        """The slots on ``lane`` from ``first_step`` up to ``end_step`` (a view)."""
-        return self._slots[first_step - self._first_step : end_step - self._first_step, lane]
-
-    def _make_room(self, step: int, done: int, oldest_step: int) -> None:
-        """Move the lines that somebody still needs to the top; twice the room if that is not enough."""
-        kept = self._slots[oldest_step - self._first_step : step - self._first_step]
-        room = len(self._slots)
-        while room < 2 * (len(kept) + done):
-            room *= 2
-        moved = np.empty((room, self._slots.shape[1]), dtype=np.int32)
-        moved[: len(kept)] = kept
-        self._slots = moved
-        self._first_step = oldest_step
+    def forget(self, step: int) -> None:
+        """Nobody will ask for steps before ``step``; what lies there is dropped when it has become long."""
+        if len(self._ends) > LONGEST_TRAIL:
+            old = bisect_right(self._ends, step)
+            del self._ends[:old], self._rows[:old]
 
 
 class RunningBatch:
@@ -79,17 +58,17 @@ class RunningBatch:
     is written into the request when it leaves.
     """
 
-    def __init__(self, allocator: UnifiedAllocator, book: RequestBook) -> None:
+    def __init__(self, tokens: RowTokens, book: RequestBook) -> None:
         """Start empty."""
         self.members: list[SimRequest] = []
         self.joined: list[SimRequest] = []
         self.kv_tokens = 0
-        self._allocator = allocator
+        self._tokens = tokens
         self._book = book
         self._steps = 0
+        self._first_leaves = 0
         self._last_end_ms = 0.0
-        self._emitted = EmittedSlots()
-        self._lanes: NDArray[np.intp] | None = None
+        self._trail = RowTrail()
 
     def __len__(self) -> int:
         """Requests that decode."""
@@ -97,23 +76,21 @@ class RunningBatch:
 
     def can_grow(self) -> bool:
         """Whether each member can have one more token."""
-        return self._allocator.can_allocate_tokens(len(self.members))
+        return len(self.members) <= self._tokens.free_tokens
 
     def steps_left(self) -> int:
         """Steps until the first member is done or the free slots are used up; 0 when there is no slot for each."""
-        room = self._allocator.slots.free_tokens // len(self.members)
-        return min(room, min([request.end_step for request in self.members]) - self._steps)
+        return min(self._tokens.free_tokens // len(self.members), self._first_leaves - self._steps)
 
     def admit(self, request: SimRequest) -> None:
         """Take a request in: slots for its whole context."""
-        request.slots = self._allocator.allocate_tokens(request.kv_tokens)
+        request.held = dict(self._tokens.allocate(request.kv_tokens))
         request.first_step = self._steps
         request.end_step = self._steps + request.remaining
-        request.lane = self._emitted.open_lane()
+        self._first_leaves = min(self._first_leaves, request.end_step) if self.members else request.end_step
         self.kv_tokens += request.kv_tokens
         self.members.append(request)
         self.joined.append(request)
-        self._lanes = None
 
     def emit(self, ends_ms: Sequence[float]) -> list[SimRequest]:
         """Every member emits a token at each of ``ends_ms``; returns those that need no more, their slots freed.
@@ -121,10 +98,7 @@ class RunningBatch:
         Slots are handed out step by step, so the tokens of the members interleave as they do on a GPU.
         """
         done, width = len(ends_ms), len(self.members)
-        if self._lanes is None:
-            self._lanes = np.array([request.lane for request in self.members], dtype=np.intp)
-        slots = self._allocator.allocate_tokens(done * width).reshape(done, width)
-        self._emitted.write(self._steps, self._lanes, slots, self.members[0].first_step)
+        self._follow(self._tokens.allocate(done * width), width)
         self._steps += done
         self.kv_tokens += done * width
         self._last_end_ms = ends_ms[-1]
@@ -132,8 +106,9 @@ class RunningBatch:
             if request.last_token_ms is None:
                 self._book.first_token_s[request.spec.index] = ends_ms[0] / 1000.0
         self.joined = []
-        steps = self._steps
-        leaving = [request for request in self.members if request.end_step == steps]
+        if self._steps < self._first_leaves:
+            return []
+        leaving = [request for request in self.members if request.end_step == self._steps]
         for request in leaving:
             self._remove(request)
         return leaving
@@ -147,11 +122,14 @@ class RunningBatch:
         self._book.preemptions[request.spec.index] += 1
         return request
 
-    def rewrite(self, compaction: Compaction) -> None:
-        """Follow the tokens that a compaction moved."""
+    def rewrite(self, compaction: RowMoves) -> None:
+        """Follow the tokens that a compaction moved; those of a row are taken to lie there member by member."""
+        left = {row: list(pieces) for row, pieces in compaction.moves.items()}
         for request in self.members:
             self._catch_up(request)
-            request.slots = compaction.rewrite(request.slots)
+            for row in [row for row in request.held if row in left]:
+                for target, tokens in _taken_from(left[row], request.held.pop(row)):
+                    request.held[target] = request.held.get(target, 0) + tokens
 
     def note_unfinished(self) -> None:
         """Write into the book what the members lack, at the end of a run."""
@@ -159,21 +137,48 @@ class RunningBatch:
             self._book.note_produced(request.spec.index, request.end_step - self._steps)
 
     def check_integrity(self) -> None:
-        """The tokens that requests hold are the slots in use; raises `AuditError`."""
+        """What requests hold is what the rows count as theirs; raises `AuditError`."""
+        by_row: dict[int, int] = {}
         for request in self.members:
             self._catch_up(request)
-        held = sum(len(request.slots) for request in self.members)
-        used = self._allocator.view().used_tokens
+            for row, tokens in request.held.items():
+                by_row[row] = by_row.get(row, 0) + tokens
+        used = self._tokens.row_used_tokens()
+        used[0] -= self._tokens.pinned_tokens
+        wrong = [row for row in range(len(used)) if used[row] != by_row.get(row, 0)]
+        if wrong:
+            row = wrong[0]
+            raise AuditError(f"audit: requests hold {by_row.get(row, 0)} slots of row {row}, {used[row]} are counted")
         counted = sum(request.kv_tokens for request in self.members)
-        if not held == used == counted == self.kv_tokens:
-            raise AuditError(f"audit: requests hold {held} slots for {counted} tokens, the allocator counts {used}")
+        if not counted == self.kv_tokens == self._tokens.used_tokens:
+            raise AuditError(f"audit: requests count {counted} tokens, the allocator {self._tokens.used_tokens}")
+
+    def _follow(self, pieces: Pieces, width: int) -> None:
+        """Note where the steps from here on put their tokens: whole steps in the trail, others at each member."""
+        step, behind = self._steps, 0  # tokens of this step that lie in earlier pieces
+        for row, tokens in pieces:
+            left = tokens
+            if behind:
+                taken = min(left, width - behind)
+                for request in self.members[behind : behind + taken]:
+                    request.held[row] = request.held.get(row, 0) + 1
+                behind, left = behind + taken, left - taken
+                if behind < width:
+                    continue
+                step, behind = step + 1, 0
+                self._trail.add(step, None)
+            whole, behind = divmod(left, width)
+            if whole:
+                step += whole
+                self._trail.add(step, row)
+            for request in self.members[:behind]:
+                request.held[row] = request.held.get(row, 0) + 1
 
     def _catch_up(self, request: SimRequest) -> None:
         """Write into ``request`` what it emitted since it joined, or since this was last done."""
         done = self._steps - request.first_step
         if done:
-            own = self._emitted.of(request.lane, request.first_step, self._steps)
-            request.slots = np.concatenate((request.slots, own))
+            self._trail.since(request.first_step, request.held)
             request.first_step = self._steps
             request.kv_tokens += done
             request.remaining -= done
@@ -181,9 +186,23 @@ class RunningBatch:
 
     def _remove(self, request: SimRequest) -> None:
         self._catch_up(request)
-        self._allocator.free_tokens(request.slots)
-        self._emitted.close_lane(request.lane)
+        self._tokens.free(request.held.items())
+        request.held = {}
         self.kv_tokens -= request.kv_tokens
         self.members.remove(request)
-        self._lanes = None
+        if self.members:
+            self._first_leaves = min([member.end_step for member in self.members])
+            self._trail.forget(self.members[0].first_step)
         self._book.note_produced(request.spec.index, request.remaining)
+
+
+def _taken_from(pieces: Pieces, tokens: int) -> Pieces:
+    """The first ``tokens`` of ``pieces``, which are taken out of it."""
+    taken: Pieces = []
+    while tokens:
+        row, there = pieces[0]
+        part = min(there, tokens)
+        taken.append((row, part))
+        pieces[:1] = [(row, there - part)] if there > part else []
+        tokens -= part
+    return taken

@@ -10,6 +10,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from backends.sim.counting_allocator import CountingAllocator
 from backends.sim.decode_instance import PINNED_TOKENS, DecodeInstance, InstanceLimits
 from backends.sim.device_model import DeviceModel
 from backends.sim.finetune_job import FinetuneJob
@@ -25,7 +26,6 @@ from harli_core.loop import DecisionLoop
 from harli_core.memory.counting_provider import CountingProvider
 from harli_core.memory.geometry import GridGeometry
 from harli_core.memory.reservation import Reservation
-from harli_core.memory.unified import UnifiedAllocator
 from harli_core.memory.window import LayerWindow
 from harli_core.policy import Policy
 from harli_core.records import COMPLETED, REJECTED, RequestBook, StepBook
@@ -150,7 +150,7 @@ class Simulation:
     ) -> DecodeInstance:
         remap_row_ms = REMAP_BLOCK_MS * self._geometry.row_blocks if self._settings.lending == "remap" else 0.0
         provider = CountingProvider(aliasing=self._settings.lending == "alias", remap_row_ms=remap_row_ms)
-        allocator = UnifiedAllocator(self._geometry, provider, PINNED_TOKENS)
+        allocator = CountingAllocator(self._geometry, provider, PINNED_TOKENS)
         job: FinetuneJob | None = None
         memory: JobMemory | None = None
         if policy.finetunes:

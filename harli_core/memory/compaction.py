@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from harli_core.memory.token_slots import Slots, TokenSlots
@@ -45,16 +46,23 @@ def plan_compaction(slots: TokenSlots, rows_wanted: int, max_tokens: int | None 
         row 3  a . b .        . . . .       can be lent
     """
     used = slots.row_used_tokens()
-    rows = used.nonzero()[0]
-    free_tokens = rows.size * slots.geometry.row_tokens - int(used.sum())
-    movable = rows[1:]  # row 0 holds the pinned slots
-    sparsest = movable[np.lexsort((-movable, used[movable]))]
-    count = max(0, min(rows_wanted, free_tokens // slots.geometry.row_tokens, sparsest.size))
-    if max_tokens is not None:
-        count = min(count, int(used[sparsest].cumsum().searchsorted(max_tokens, side="right")))
-    freed = np.sort(sparsest[:count])
-    kept = np.setdiff1d(rows, freed, assume_unique=True)
+    freed, kept = choose_rows(used, slots.geometry.row_tokens, rows_wanted, max_tokens)
     source = slots.used_slots(freed)
     room = (slots.geometry.row_tokens - used[kept]).cumsum()
     filled = kept[: int(room.searchsorted(source.size)) + 1]
     return Compaction(source, slots.free_slots(filled)[: source.size], tuple(freed.tolist()))
+
+
+def choose_rows(
+    used: NDArray[np.int64], row_tokens: int, rows_wanted: int, max_tokens: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to be emptied, and rows that stay in use and take their tokens, both ascending; ``used`` as for a plan."""
+    rows = used.nonzero()[0]
+    free_tokens = rows.size * row_tokens - int(used.sum())
+    movable = rows[1:]  # row 0 holds the pinned slots
+    sparsest = movable[np.lexsort((-movable, used[movable]))]
+    count = max(0, min(rows_wanted, free_tokens // row_tokens, sparsest.size))
+    if max_tokens is not None:
+        count = min(count, int(used[sparsest].cumsum().searchsorted(max_tokens, side="right")))
+    freed = np.sort(sparsest[:count])
+    return freed, np.setdiff1d(rows, freed, assume_unique=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from backends.sim.counting_allocator import CountingAllocator
 from backends.sim.finetune_job import FinetuneJob
 from backends.sim.job_memory import JobMemory
 from backends.sim.layer_swaps import LayerSwaps
 from backends.sim.pcie_link import PcieLink
 from harli_core.memory.counting_provider import CountingProvider
 from harli_core.memory.geometry import GridGeometry
-from harli_core.memory.unified import UnifiedAllocator
 from harli_core.memory.window import LayerWindow
 from harli_core.model import model_shape
 from harli_core.working_set import JobShape, WorkingSet
@@ -22,9 +22,9 @@ NEEDS = WorkingSet.of(SHAPE, GEOMETRY)
 UNIT_MS = 4.0
 
 
-def lent(rows: int, remap_row_ms: float = 0.0) -> tuple[JobMemory, FinetuneJob, UnifiedAllocator]:
+def lent(rows: int, remap_row_ms: float = 0.0) -> tuple[JobMemory, FinetuneJob, CountingAllocator]:
     """A job that holds ``rows`` rows and has all layers that fit into them, at time 0."""
-    allocator = UnifiedAllocator(GEOMETRY, CountingProvider(aliasing=True, remap_row_ms=0.0), 1)
+    allocator = CountingAllocator(GEOMETRY, CountingProvider(aliasing=True, remap_row_ms=0.0), 1)
     swaps = LayerSwaps(LayerWindow(NEEDS.layers, NEEDS.minimum_layers), PcieLink(1e12), LLAMA.layer_bytes)
     job = FinetuneJob(SHAPE, lambda kind, sms: UNIT_MS, swaps)
     memory = JobMemory(allocator, NEEDS, job, remap_row_ms)

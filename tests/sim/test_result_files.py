@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from backends.sim.counting_allocator import CountingAllocator
 from harli_cli.run import execute
 from harli_core.config import RunConfig
 from harli_core.errors import AuditError, HarliError, MemoryAccountingError
-from harli_core.memory.unified import UnifiedAllocator
 from harli_core.records import RequestBook
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,10 +115,10 @@ def broken_books(monkeypatch: pytest.MonkeyPatch) -> type[HarliError]:
 def broken_memory(monkeypatch: pytest.MonkeyPatch) -> type[HarliError]:
     """The allocator finds a fault in itself."""
 
-    def fail(self: UnifiedAllocator) -> None:
+    def fail(self: CountingAllocator) -> None:
         raise MemoryAccountingError("a block has two owners")
 
-    monkeypatch.setattr(UnifiedAllocator, "check_integrity", fail)
+    monkeypatch.setattr(CountingAllocator, "check_integrity", fail)
     return MemoryAccountingError
 
 

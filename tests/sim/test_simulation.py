@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from harli_core.errors import AuditError, ConfigError
-from harli_core.memory.unified import UnifiedAllocator
+from harli_core.memory.row_tokens import RowTokens
 from harli_core.policy import PolicyContext
 from harli_core.qos.first_job import first_job_plan
 from harli_core.records import COMPLETED, REJECTED, SPAN_FIELDS, UNFINISHED, RequestBook, StepBook
@@ -303,6 +303,6 @@ def test_a_forgotten_reason_is_found(requests_of: Any, monkeypatch: pytest.Monke
 
 def test_lost_tokens_are_found(requests_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that gives its slots up without freeing them does not pass."""
-    monkeypatch.setattr(UnifiedAllocator, "free_tokens", lambda self, slots: None)
-    with pytest.raises(AuditError, match="requests hold 0 slots for 0 tokens, the allocator counts 15"):
+    monkeypatch.setattr(RowTokens, "free", lambda self, held: None)
+    with pytest.raises(AuditError, match="requests hold 0 slots of row 0, 15 are counted"):
         requests_of([0.0], [10], [5]).simulate("inference_only")
