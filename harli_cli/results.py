@@ -119,9 +119,9 @@ def _write_steps(file: BinaryIO, steps: StepBook) -> None:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     integers = {
-        "instance": pa.int32(), "batch": pa.int32(), "kv_tokens": pa.int64(), "waiting": pa.int32(),
-        "decode_sms": pa.int16(), "finetune_sms": pa.int16(), "rows_kv": pa.int32(), "rows_lent": pa.int32(),
-        "window_layers": pa.int16(), "free_but_unlendable_bytes": pa.int64(),
+        "instance": np.int32, "batch": np.int32, "kv_tokens": np.int64, "waiting": np.int32,
+        "decode_sms": np.int16, "finetune_sms": np.int16, "rows_kv": np.int32, "rows_lent": np.int32,
+        "window_layers": np.int16, "free_but_unlendable_bytes": np.int64,
     }  # fmt: skip
     floats = ("turn_budget_ms", "predicted_ms", "finetune_tokens")
     schema = pa.schema(
@@ -131,7 +131,7 @@ def _write_steps(file: BinaryIO, steps: StepBook) -> None:
             ("latency_ms", pa.float64()),
             ("decode_ms", pa.float64()),
             ("turn_ms", pa.float64()),
-            *integers.items(),
+            *((name, pa.from_numpy_dtype(dtype)) for name, dtype in integers.items()),
             *((name, pa.float64()) for name in floats),
         ]
     )
@@ -146,20 +146,20 @@ def _write_steps(file: BinaryIO, steps: StepBook) -> None:
             counts = steps.span_steps()[spans].astype(np.int64)
             starts = np.cumsum(counts) - counts
             within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
-            batch = np.repeat(steps.span_column("batch")[spans], counts)
             latency_ms = np.frombuffer(steps.latency_ms)[rows]
             total_ms = np.cumsum(latency_ms)
             before_ms = np.repeat(total_ms[starts] - latency_ms[starts], counts)
             columns: dict[str, Any] = {
-                name: np.repeat(steps.span_column(name)[spans], counts) for name in (*integers, *floats)
+                name: np.repeat(steps.span_column(name)[spans].astype(integers.get(name, np.float64)), counts)
+                for name in (*integers, *floats)
             }
-            columns["kv_tokens"] = columns["kv_tokens"] + within * batch
+            columns["kv_tokens"] += within * columns["batch"]
             columns["step"] = np.repeat(steps.span_column("first_step")[spans], counts) + within
             columns["end_s"] = np.repeat(steps.span_column("start_s")[spans], counts) + (total_ms - before_ms) / 1000.0
             columns["latency_ms"] = latency_ms
             columns["decode_ms"] = np.frombuffer(steps.decode_ms)[rows]
             columns["turn_ms"] = np.frombuffer(steps.turn_ms)[rows]
-            arrays = [pa.array(columns[field.name], from_pandas=True).cast(field.type) for field in schema]
+            arrays = [pa.array(columns[field.name], from_pandas=True) for field in schema]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 

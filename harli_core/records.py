@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -113,10 +112,10 @@ class StepBook:
     def add(
         self,
         span: tuple[float, ...],
-        latency_ms: Sequence[float],
-        decode_ms: Sequence[float],
-        turn_ms: Sequence[float],
-        join_gap_ms: Sequence[float],
+        latency_ms: list[float],
+        decode_ms: list[float],
+        turn_ms: list[float],
+        join_gap_ms: list[float],
     ) -> None:
         """Keep the steps of one plan.
 
@@ -124,13 +123,10 @@ class StepBook:
         """
         self._spans += _SPAN.pack(*span)
         self.steps.append(len(latency_ms))
-        self.latency_ms.extend(latency_ms)
-        self.decode_ms.extend(decode_ms)
-        if any(turn_ms):
-            self.turn_ms.extend(turn_ms)
-        else:
-            self.turn_ms.frombytes(bytes(8 * len(turn_ms)))
-        self.join_gap_ms.extend(join_gap_ms)
+        self.latency_ms.fromlist(latency_ms)
+        self.decode_ms.fromlist(decode_ms)
+        self.turn_ms.fromlist(turn_ms)
+        self.join_gap_ms.fromlist(join_gap_ms)
 
     def __len__(self) -> int:
         """Steps kept."""

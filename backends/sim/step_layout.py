@@ -148,7 +148,7 @@ class StepScheduler:
     def _with_turns(
         self, job: FinetuneJob, span: Span, layout: StepLayout, start_ms: float, decode_ms: list[float]
     ) -> None:
-        """Steps that begin with a turn of whole units; decode waits for a unit that still runs on SMs that it takes."""
+        """Steps that begin with a turn of whole units."""
         held, done = span.held, len(layout.ends_ms)
         split = held.split
         turn = Turn(
@@ -161,15 +161,12 @@ class StepScheduler:
         delay_ms = 0.0 if done else span.copied_ms
         noise = self._device.turn_noise(self._index, span.step + done, len(decode_ms))
         taken = take_turns(job, turn, start_ms, delay_ms, decode_ms, noise)
-        latency_ms = [
-            waited + turn + step for waited, turn, step in zip(taken.waited_ms, taken.turn_ms, decode_ms, strict=True)
-        ]
-        layout.ends_ms.extend(list(accumulate(latency_ms, initial=start_ms))[1:])
+        layout.ends_ms.extend(list(accumulate(taken.latency_ms, initial=start_ms))[1:])
         if not done:
-            latency_ms[0] += span.elapsed_ms
+            taken.latency_ms[0] += span.elapsed_ms
             taken.turn_ms[0] += span.turned_ms
         layout.decode_ms.extend(decode_ms)
-        layout.latency_ms.extend(latency_ms)
+        layout.latency_ms.extend(taken.latency_ms)
         layout.turn_ms.extend(taken.turn_ms)
         layout.states.extend(taken.states)
 

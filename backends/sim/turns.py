@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from backends.sim.finetune_job import FinetuneJob, JobState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Turn:
     """What a plan gives a job in every step: ``budget_ms`` on the whole chip, then ``beside_sms`` while decode runs.
 
@@ -26,10 +26,10 @@ class Turn:
 
 @dataclass(slots=True)
 class TurnSteps:
-    """One entry a step: the turn's length, the wait for a unit on decode's SMs, where the job stands at its end."""
+    """One entry a step: the turn's length, the whole step's with decode and waiting, where the job stands at its end."""
 
     turn_ms: list[float]
-    waited_ms: list[float]
+    latency_ms: list[float]
     states: list[JobState]
 
 
@@ -43,7 +43,7 @@ def take_turns(
 ) -> TurnSteps:
     """Move ``job`` from ``now_ms`` on through a step for each of ``decode_ms``; ``noise`` scales the real turns.
 
-    The first step begins with a wait of ``delay_ms``.
+    The first step begins with a wait of ``delay_ms``; decode waits for a unit that still runs on SMs that it takes.
     """
     steps = TurnSteps([], [], [])
     for done, (step_ms, ratio) in enumerate(zip(decode_ms, noise, strict=True)):
@@ -56,9 +56,10 @@ def take_turns(
             waited_ms += job.finish_unit()
         if turn.beside_sms:
             job.run(now_ms + waited_ms + turn_ms, step_ms, turn.beside_sms, turn.slowdown)
-        now_ms += waited_ms + turn_ms + step_ms
+        latency_ms = waited_ms + turn_ms + step_ms
+        now_ms += latency_ms
         steps.turn_ms.append(turn_ms)
-        steps.waited_ms.append(waited_ms)
+        steps.latency_ms.append(latency_ms)
         steps.states.append(job.snapshot())
     return steps
 
@@ -79,11 +80,12 @@ def _resident(
     budget_ms, beside_sms, slowdown, size = turn.budget_ms, turn.beside_sms, turn.slowdown, len(job.order)
     spare_sms = turn.total_sms - turn.decode_sms
     index, done_steps, fraction, sms, stall_ms = job.position()
+    running_ms = job.ends_ms(sms or turn.total_sms)  # on the SMs that the cut unit runs on
+    turns_ms, latencies_ms, states = steps.turn_ms, steps.latency_ms, steps.states
     for step_ms, ratio in zip(decode_ms, noise, strict=True):
         used_ms = 0.0
         if fraction:
-            ends_ms = job.ends_ms(sms)
-            used_ms = (1.0 - fraction) * (ends_ms[index + 1] - ends_ms[index])
+            used_ms = (1.0 - fraction) * (running_ms[index + 1] - running_ms[index])
             following = index + 1 if index + 1 < size else 0
         else:
             following = index
@@ -106,8 +108,7 @@ def _resident(
             turn_ms = used_ms * ratio
         waited_ms, delay_ms = delay_ms, 0.0
         if sms > spare_sms:
-            ends_ms = job.ends_ms(sms)
-            waited_ms += (1.0 - fraction) * (ends_ms[index + 1] - ends_ms[index])
+            waited_ms += (1.0 - fraction) * (running_ms[index + 1] - running_ms[index])
             index, fraction, sms = index + 1, 0.0, 0
             if index == size:
                 index = 0
@@ -123,8 +124,8 @@ def _resident(
                 done_steps += 1
             index = bisect_right(beside_ms, there_ms, index) - 1
             fraction = (there_ms - beside_ms[index]) / (beside_ms[index + 1] - beside_ms[index])
-            sms = beside_sms if fraction else 0
-        steps.turn_ms.append(turn_ms)
-        steps.waited_ms.append(waited_ms)
-        steps.states.append((index, done_steps, fraction, sms, stall_ms, None))
+            sms, running_ms = beside_sms if fraction else 0, beside_ms
+        turns_ms.append(turn_ms)
+        latencies_ms.append(waited_ms + turn_ms + step_ms)
+        states.append((index, done_steps, fraction, sms, stall_ms, None))
     job.restore((index, done_steps, fraction, sms, stall_ms, None))

@@ -52,7 +52,7 @@ def add_steps(
     decode_ms = [latency - turn for latency, turn in zip(latency_ms, turns_ms, strict=True)]
     fields = {name: 0 if code == "q" else 0.0 for name, code in SPAN_FIELDS}
     assert not span.keys() - fields.keys()
-    book.add(tuple({**fields, **span}.values()), latency_ms, decode_ms, turns_ms, join_gap_ms)
+    book.add(tuple({**fields, **span}.values()), list(latency_ms), decode_ms, turns_ms, list(join_gap_ms))
 
 
 @pytest.fixture
