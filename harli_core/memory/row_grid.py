@@ -22,40 +22,51 @@ class TokenUse(Protocol):
     @property
     def geometry(self) -> GridGeometry:
         """The grid."""
+        ...
 
     @property
     def free_tokens(self) -> int:
         """Tokens that can be taken in now."""
+        ...
 
     @property
     def used_tokens(self) -> int:
         """Tokens of requests."""
+        ...
 
     @property
     def rows_in_use(self) -> int:
         """Rows that hold a token or a pinned slot."""
+        ...
 
     @property
     def rows_withheld(self) -> int:
         """Rows that take no tokens, as they are lent."""
+        ...
 
     def is_withheld(self, row: int) -> bool:
         """Whether ``row`` is withheld."""
+        ...
 
     def withheld_rows(self) -> tuple[int, ...]:
         """All withheld rows, ascending."""
+        ...
 
     def row_used_tokens(self) -> NDArray[np.int64]:
         """Slots that are taken in each row, pinned ones included, 0 in withheld rows."""
+        ...
 
     def withhold_row(self, row: int) -> None:
         """Take an empty row out of use; raises `MemoryAccountingError` for any other."""
+        ...
 
     def return_row(self, row: int) -> None:
         """Put a withheld row back into use."""
+        ...
 
     def check_integrity(self) -> None:
         """Recount; raises `MemoryAccountingError`."""
+        ...
 
 
 class RowGrid:

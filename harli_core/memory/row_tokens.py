@@ -145,10 +145,12 @@ class RowTokens:
         """Empty up to ``rows_wanted`` rows more, chosen as `plan_compaction` chooses them."""
         used = self.row_used_tokens()
         freed, kept = choose_rows(used, self._row_tokens, rows_wanted, max_tokens)
-        targets = [(row, self._free[row]) for row in kept.tolist() if self._free[row]]
+        rows: list[int] = kept.tolist()
+        targets = [(row, self._free[row]) for row in rows if self._free[row]]
         moves: dict[int, Pieces] = {}
         for row in freed.tolist():
-            left, pieces = int(used[row]), []
+            left = int(used[row])
+            pieces: Pieces = []
             while left:
                 target, room = targets[0]
                 taken = min(room, left)
