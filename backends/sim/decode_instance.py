@@ -9,7 +9,6 @@ finetuning's turn ends it at the next unit, and joins the step whose decode is y
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +23,12 @@ from backends.sim.request import SimRequest
 from backends.sim.running_batch import RunningBatch
 from backends.sim.step_layout import HeldPlan, Span, StepLayout, StepScheduler
 from backends.sim.step_recorder import StepRecorder
+from backends.sim.waiting_line import WaitingLine
 from harli_core.errors import AuditError
 from harli_core.loop import DecisionLoop
 from harli_core.memory.reservation import Reservation
 from harli_core.records import RequestBook, StepBook
-from harli_core.types import JobView, Split, StepPlan, StepResult, StepView
+from harli_core.types import Split, StepPlan, StepResult, StepView
 
 PINNED_TOKENS = 1
 """Slots at the start of row 0 that padded entries of a decode graph write to."""
@@ -83,8 +83,6 @@ class DecodeInstance:
         self.capacity_tokens = allocator.geometry.capacity_tokens - PINNED_TOKENS - floor_tokens
         self._env = env
         self._loop = loop
-        self._reservation = reservation
-        self._max_batch = limits.max_batch
         self._requests = requests
         self._scheduler = StepScheduler(index, device, job, limits.exact_steps)
         self._recorder = StepRecorder(index, device, job, job_memory, steps, limits.qos_ms)
@@ -92,8 +90,7 @@ class DecodeInstance:
         self._finished = finished
         self._splits = {split.decode_sms: split for split in device.capabilities.splits}
         self._batch = RunningBatch(allocator.tokens, requests)
-        self._queue: deque[SimRequest] = deque()
-        self._queue_tokens = 0
+        self._queue = WaitingLine(allocator.tokens, reservation, limits.max_batch)
         self._step = 0
         self._boundary_ms = 0.0
         self._until_ms = 0.0
@@ -109,8 +106,7 @@ class DecodeInstance:
     def submit(self, request: SimRequest) -> None:
         """A request arrives with its prompt's KV; it joins the batch at the next boundary that has room."""
         self._requests.instance[request.spec.index] = self.index
-        self._queue.append(request)
-        self._queue_tokens += request.kv_tokens
+        self._queue.add(request)
         if self._awaited is not None:
             self._awaited.succeed()
             self._awaited = None
@@ -123,7 +119,7 @@ class DecodeInstance:
         grown = 0
         if self._ahead is not None:
             grown = len(self._batch) * bisect_right(self._ahead[1].ends_ms, self._env.now)
-        return self._batch.kv_tokens + grown + self._queue_tokens
+        return self._batch.kv_tokens + grown + self._queue.kv_tokens
 
     @property
     def unfinished(self) -> int:
@@ -165,7 +161,7 @@ class DecodeInstance:
         while True:
             if self.memory is not None:
                 self.memory.poll(self._now_ms())
-            self._admit()
+            self._queue.join(batch)
             if not batch and not self._queue:
                 yield from self._wait_for_requests()
             elif self._turn_start_ms is not None and not (self._steps_held() and batch.can_grow()):
@@ -206,16 +202,13 @@ class DecodeInstance:
         batch, memory = self._batch, self.memory
         self._held = None
         if memory is not None:
-            if not memory.fences and memory.rows_held > memory.needs.rows_floor:
-                wanted_tokens = len(batch) if batch else self._queue[0].kv_tokens + 1
-                rows = -(-wanted_tokens // self.allocator.geometry.row_tokens)
-                memory.shrink(max(memory.needs.rows_floor, memory.rows_held - rows), self._now_ms())
+            memory.make_room(len(batch) if batch else self._queue.first.kv_tokens + 1, self._now_ms())
             fence_ms = memory.next_fence_ms()
             if fence_ms is not None:
                 yield self._wait_until(fence_ms)
                 return
         if not batch:
-            waiting = self._queue[0].spec.index
+            waiting = self._queue.first.spec.index
             raise AuditError(f"instance {self.index}: request {waiting} fits, but no memory can be freed for it")
         self._preempted(batch.preempt())
 
@@ -330,72 +323,28 @@ class DecodeInstance:
         parts = (tuple(layout.latency_ms), tuple(layout.decode_ms), tuple(layout.turn_ms))
         self._loop.settle(StepResult(self.index, span.step, span.batch, span.kv_tokens, *parts))
 
-    def _admit(self) -> None:
-        """Take waiting requests in order while slots, the reservation and the batch limit allow."""
-        while self._queue and len(self._batch) < self._max_batch:
-            request = self._queue[0]
-            if request.kv_tokens + self._growth_reserve(len(self._batch) + 1) > self.allocator.tokens.free_tokens:
-                return
-            self._queue.popleft()
-            self._queue_tokens -= request.kv_tokens
-            self._batch.admit(request)
-
-    def _growth_reserve(self, batch: int) -> int:
-        """Slots that an admission leaves free for the tokens of the next steps; a lone request needs only its own."""
-        if batch == 1:
-            return 1
-        return max(batch, self._reservation.reserved_tokens(batch) - self._reservation.admission_tokens)
-
     def _apply_memory(self, plan: StepPlan) -> float:
-        """Lend or reclaim towards the plan; returns the time that compaction took.
-
-        However much a plan asks for, the tokens of the next step keep their slots.
-        """
-        memory = self.memory
-        if memory is None or not plan.jobs:
+        """Lend or reclaim towards the plan; returns the time that compaction took."""
+        if self.memory is None or not plan.jobs:
             return 0.0
-        rows = max(plan.jobs[0].rows, memory.needs.rows_floor)
-        if rows < memory.rows_held:
-            memory.shrink(rows, self._now_ms())
-        spare_tokens = self.allocator.tokens.free_tokens - len(self._batch)
-        rows = min(rows, memory.rows_held + spare_tokens // self.allocator.geometry.row_tokens)
-        if rows <= memory.rows_held:
+        moves = self.memory.follow(plan.jobs[0].rows, len(self._batch), self._now_ms())
+        if moves is None:
             return 0.0
-        compaction = memory.grow(rows)
-        if compaction is None:
-            return 0.0
-        self._batch.rewrite(compaction)
-        return compaction.tokens * self.allocator.geometry.token_bytes / COPY_BYTES_PER_MS
+        self._batch.rewrite(moves)
+        return moves.tokens * self.allocator.geometry.token_bytes / COPY_BYTES_PER_MS
 
     def _view(self) -> StepView:
         """What is true at this boundary."""
-        job, memory, batch = self.job, self.memory, self._batch
-        jobs: tuple[JobView, ...] = ()
-        if job is not None and memory is not None:
-            needs = memory.needs
-            jobs = (
-                JobView(
-                    job.shape.job_id,
-                    job.cursor.unit.kind,
-                    job.shape.unit_tokens,
-                    memory.rows_held,
-                    needs.rows_wanted,
-                    needs.rows_floor,
-                    memory.resident_layers,
-                    needs.layers,
-                    job.sms,
-                    job.in_flight_ms(),
-                ),
-            )
+        batch, now_ms = self._batch, self._now_ms()
         return StepView(
             self.index,
             self._step,
-            self._now_ms() / 1000.0,
+            now_ms / 1000.0,
             len(batch),
             batch.kv_tokens,
             len(self._queue),
-            self._queue_tokens,
-            self._now_ms() - self._boundary_ms if batch else 0.0,
+            self._queue.kv_tokens,
+            now_ms - self._boundary_ms if batch else 0.0,
             self.allocator.view(),
-            jobs,
+            (self.memory.view(),) if self.memory is not None else (),
         )

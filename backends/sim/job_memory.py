@@ -8,6 +8,7 @@ from backends.sim.counting_allocator import CountingAllocator
 from backends.sim.finetune_job import FinetuneJob
 from harli_core.memory.lent_blocks import Extents
 from harli_core.memory.row_tokens import RowMoves
+from harli_core.types import JobView
 from harli_core.working_set import WorkingSet
 
 
@@ -39,6 +40,40 @@ class JobMemory:
     def resident_layers(self) -> int:
         """Layers that the window has room for."""
         return self._job.swaps.window.capacity if self._base is not None else 0
+
+    def follow(self, rows: int, growing: int, now_ms: float) -> RowMoves | None:
+        """Lend or reclaim towards ``rows``; returns the compaction that this took, if any.
+
+        However much is asked for, ``growing`` requests keep a slot each for their next token.
+        """
+        rows = max(rows, self.needs.rows_floor)
+        if rows < self.rows_held:
+            self.shrink(rows, now_ms)
+        spare_tokens = self._allocator.tokens.free_tokens - growing
+        rows = min(rows, self.rows_held + spare_tokens // self._allocator.geometry.row_tokens)
+        return self.grow(rows) if rows > self.rows_held else None
+
+    def make_room(self, tokens: int, now_ms: float) -> None:
+        """Give back rows for ``tokens``, as far as the job can, unless some are on their way already."""
+        if not self.fences and self.rows_held > self.needs.rows_floor:
+            rows = -(-tokens // self._allocator.geometry.row_tokens)
+            self.shrink(max(self.needs.rows_floor, self.rows_held - rows), now_ms)
+
+    def view(self) -> JobView:
+        """What a policy may see of the job."""
+        job = self._job
+        return JobView(
+            job.shape.job_id,
+            job.cursor.unit.kind,
+            job.shape.unit_tokens,
+            self.rows_held,
+            self.needs.rows_wanted,
+            self.needs.rows_floor,
+            self.resident_layers,
+            self.needs.layers,
+            job.sms,
+            job.in_flight_ms(),
+        )
 
     def grow(self, rows: int) -> RowMoves | None:
         """Borrow up to ``rows`` rows in all; returns the compaction that freed rows for it, if there was one."""
