@@ -52,6 +52,55 @@ def test_waiting_for_the_pool_lets_others_run(call: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "call", ["_native.bound_torch_space()", "_native.last_torch_error()", "_native.bind_torch_space(None)"]
+)
+@pytest.mark.parametrize("bound", [True, False], ids=["bound", "bound before"])
+def test_last_reference_to_a_space_goes_without_the_torch_mutex(call: str, bound: bool) -> None:
+    """A thread of torch's waits for Python's lock to let a space go; who has that lock may take the mutex meanwhile.
+
+    The lock changes hands here only where a thread gives it up, so the order is always the same: torch's free begins
+    and gives the lock up, the other thread takes it and keeps it until the free can only be waiting for it, then calls.
+    Were the mutex held by then, this would hang.
+    """
+    passes(
+        f"""
+        import ctypes, sys, threading, time
+        from backends.cuda import _native
+        from backends.cuda._native import HostDriver, PagePool, TensorSpace
+        library = ctypes.CDLL(_native.library_path())  # its calls give Python's lock up
+        malloc, free = library.harli_torch_malloc, library.harli_torch_free
+        malloc.restype, malloc.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+        free.restype, free.argtypes = None, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+        pool, other = (PagePool(HostDriver(4096), 1, 1, 4096, True) for _ in range(2))
+        pool.commit_row(0), pool.lend_row(0)
+        space = TensorSpace(pool)
+        space.add_row(0)
+        _native.bind_torch_space(space)
+        at = malloc(100, 0, None)
+        _native.bind_torch_space(TensorSpace(other) if {bound} else None)
+        del space  # torch's free of its last tensor is the last reference now
+        sys.setswitchinterval(1e6)
+        holding = threading.Event()
+
+        def hold_and_call():
+            holding.wait()  # until the free gives the lock up
+            until = time.perf_counter() + 0.3
+            while time.perf_counter() < until:
+                pass
+            {call}
+
+        caller = threading.Thread(target=hold_and_call)
+        caller.start()
+        holding.set()
+        free(at, 100, 0, None)
+        caller.join()
+        assert not _native.last_torch_error()
+        """,
+        timeout_s=20,
+    )
+
+
 def test_space_goes_while_torch_and_python_call() -> None:
     """The last reference to a space goes with torch's last free, on a thread without Python's lock, while others bind."""
     passes(

@@ -160,6 +160,7 @@ void bind_pool(nb::module_& m) {
         .def_prop_ro("columns", [](const PagePool& it) { return it.grid().columns; })
         .def_prop_ro("block_bytes", [](const PagePool& it) { return it.grid().block_bytes; })
         .def_prop_ro("alias", [](const PagePool& it) { return it.lending() == Lending::alias; })
+        .def("create_blocks", &PagePool::create_blocks, Unlocked())
         .def("commit_row", &PagePool::commit_row, "row"_a, "pattern"_a.none() = nb::none(), "stream"_a = 0, Unlocked())
         .def("lend_row", &PagePool::lend_row, "row"_a, Unlocked())
         .def("scrub_row", [](PagePool& it, uint32_t row, uint16_t pattern, Stream stream) { it.scrub_row(row, pattern, stream); },
