@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -21,15 +22,17 @@ from backends.cuda.finetune.assembly import build_engine
 from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.feed import SampleFeed
 from backends.cuda.finetune.layer_graphs import GraphRunner
+from backends.cuda.finetune.layer_runner import EagerRunner
 from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.finetune.unit_fit import fit_units
 from benchmarks.allocator.measuring import commit, machine
+from benchmarks.finetune.breakdown import against_plain, plain_breakdown, stage_copy_ms, unit_breakdown
 from benchmarks.finetune.partition import partition_stream
 from benchmarks.finetune.random_model import PlainLoop, random_feed, random_model, seconds_a_step, shape_of
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("alone", "window", "units", "partitions")
+PARTS = ("alone", "breakdown", "window", "units", "partitions")
 PARTITIONS_SMS = (32, 64, 96, 112, 120)
 ENDLESS = 1_000_000
 
@@ -136,6 +139,45 @@ class Bench:
         found["batch"] = {"length": options.length, "accumulation": options.accumulation}
         self.save("alone", found)
 
+    def breakdown(self) -> None:
+        """Where a step's time goes, kind by kind: the plain loop, units as graphs, and units kernel after kernel."""
+        options = self.options
+        if self.engine is not None:  # it has the model
+            self.forget()
+        found: dict[str, Any] = {}
+        for rows in options.rows:
+            feed = random_feed(self.shape.vocab, options.length, rows, options.accumulation)
+            loop = PlainLoop(self.build_model(), autocast=False)
+            found[f"rows_{rows}"] = {
+                "plain_bf16": plain_breakdown(loop, feed.batch, options.steps, options.warm_up),
+            }
+            loop.close()
+        engine = self.build_engine()
+        graphs, eager = engine.runner, EagerRunner(engine.model.layers, engine.states.layers, engine.device)
+        for rows in options.rows:
+            entry = found[f"rows_{rows}"]
+            for name, runner in (("harli", graphs), ("harli_eager", eager)):
+                engine.runner = runner
+                engine.feed = random_feed(self.shape.vocab, options.length, rows, options.accumulation)
+                engine.recut(self.cut(rows))
+                entry[name] = unit_breakdown(
+                    engine, partial(run_step, engine, self.stream), self.stream, options.steps, options.warm_up
+                )
+                entry[f"{name}_against_plain"] = against_plain(entry[name], entry["plain_bf16"])
+            engine.runner = graphs
+            entry["stage_copy_ms_a_unit"] = stage_copy_ms(engine, rows, options.length, self.stream)
+        found["batch"] = {"length": options.length, "accumulation": options.accumulation}
+        self.save("breakdown", found)
+
+    def forget(self) -> None:
+        """Let the engine and its model go."""
+        assert self.engine is not None
+        self.engine.close()
+        self.engine = self.model = None
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
     def cut(self, rows: int, group: int | None = None) -> UnitSettings:
         """Head + loss in parts of at most 2,048 tokens."""
         return UnitSettings(group=group, head_parts=max(1, rows * self.options.length // 2048))
@@ -233,14 +275,15 @@ def plain_step(loop: PlainLoop, feed: SampleFeed, number: int) -> None:
     loop.step(feed.batch(number))
 
 
-def run_step(engine: FinetuneEngine, stream: Any) -> None:
-    """One optimizer step, unit after unit."""
+def run_step(engine: FinetuneEngine, stream: Any, after_unit: Callable[[str], None] = lambda _: None) -> None:
+    """One optimizer step, unit after unit; ``after_unit`` gets the kind of each."""
     step = engine.cursor.steps
     while engine.cursor.steps == step:
         unit = engine.next_unit()
         if unit is None:
             raise SystemExit(f"the job stopped: {engine.state}")
         engine.run(unit, stream)
+        after_unit(unit.kind)
 
 
 def unit_lengths(engine: FinetuneEngine, stream: Any, steps: int) -> dict[str, list[float]]:

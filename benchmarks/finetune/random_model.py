@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -85,8 +86,13 @@ class PlainLoop:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-5, fused=True)
 
-    def step(self, batch: OptimizerBatch) -> torch.Tensor:
-        """One optimizer step; the loss stays on the device."""
+    def step(
+        self,
+        batch: OptimizerBatch,
+        after_loss: Callable[[], None] = lambda: None,
+        after_backward: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """One optimizer step; the loss stays on the device. The calls are made in each micro-batch."""
         device = self.trained[0].device
         total = torch.zeros((), device=device)
         for part in batch.micro_batches:
@@ -95,7 +101,9 @@ class PlainLoop:
                 loss = self.model(
                     input_ids=ids, labels=ids, num_items_in_batch=batch.trained_tokens, use_cache=False
                 ).loss
+            after_loss()
             loss.backward()
+            after_backward()
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()

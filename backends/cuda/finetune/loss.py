@@ -34,12 +34,17 @@ def chunked_loss(
         with torch.no_grad():
             wanted = targets[here, None]
             log_probabilities = torch.log_softmax(logits, -1, dtype=wide)
-            loss -= log_probabilities.gather(1, wanted).sum()
-            by_logits = log_probabilities.exp_()
-            by_logits.scatter_(1, wanted, by_logits.gather(1, wanted) - 1.0)
-            by_logits = by_logits.div_(trained_tokens).to(logits.dtype)
+            chosen = log_probabilities.gather(1, wanted)
+            loss -= chosen.sum()
+            # Passes over the logits take as long as the products: rounded as it is computed, over the logits themselves,
+            # which nothing needs any more, and divided by the tokens only after the products.
+            by_logits = torch.exp(log_probabilities, out=logits.detach())
+            by_logits.scatter_(1, wanted, (chosen.exp() - 1.0).to(by_logits.dtype))
+            del log_probabilities
         by_rows, *rest = torch.autograd.grad(logits, [rows, *parameters], by_logits)
         by_hidden[here] = by_rows
         for total, part in zip(by_parameter, rest, strict=True):
             total.add_(part)
+    for gradient in (by_hidden, *by_parameter):
+        gradient.div_(trained_tokens)
     return loss / trained_tokens, by_hidden, by_parameter
