@@ -20,14 +20,15 @@ TARGETS = {
     "qv": ["q_proj", "v_proj"],
     "all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
 }
-TINY = ModelShape(
+TINY = ("tiny", "qwen2-tiny")
+TINY_SHAPE = ModelShape(
     name="tiny", layers=4, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=512, dtype_bytes=2
 )
 
 
 def shape_of(name: str) -> ModelShape:
-    """A model of the core, or ``tiny`` for trying the benchmark out without a GPU."""
-    return TINY if name == "tiny" else model_shape(name)
+    """A model of the core, or one of ``TINY`` for trying the benchmark out without a GPU."""
+    return TINY_SHAPE if name in TINY else model_shape(name)
 
 
 def random_model(name: str, targets: str, rank: int, device: str, dtype: Any) -> Any:
