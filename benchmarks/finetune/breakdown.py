@@ -14,6 +14,7 @@ from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.layer_graphs import Stage
 from backends.cuda.finetune.layer_pass import AttentionInputs
 from backends.cuda.finetune.micro_batch import OptimizerBatch
+from benchmarks.finetune.products import Products
 from benchmarks.finetune.random_model import PlainLoop
 
 PARTS = ("embedding", "forward", "head_loss", "backward", "optimizer", "other")
@@ -123,6 +124,13 @@ def unit_breakdown(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def products_tflop(step: Callable[[], object]) -> float:
+    """Arithmetic of the matrix products of ``step``, which must not replay graphs."""
+    with torch.autograd.set_multithreading_enabled(False), Products() as counted:
+        step()
+    return counted.flops / 1e12
 
 
 def _figures(step: Callable[[int], None], marks: Marks, steps: int, warm_up: int) -> dict[str, Any]:

@@ -25,7 +25,13 @@ from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.finetune.unit_fit import fit_units
 from benchmarks.allocator.measuring import commit, machine
-from benchmarks.finetune.breakdown import against_plain, plain_breakdown, stage_copy_ms, unit_breakdown
+from benchmarks.finetune.breakdown import (
+    against_plain,
+    plain_breakdown,
+    products_tflop,
+    stage_copy_ms,
+    unit_breakdown,
+)
 from benchmarks.finetune.partition import partition_stream
 from benchmarks.finetune.random_model import PlainLoop, random_feed, random_model, seconds_a_step, shape_of
 from benchmarks.finetune.timing import (
@@ -164,6 +170,7 @@ class Bench:
             loop = PlainLoop(self.build_model(), autocast=False)
             found[f"rows_{rows}"] = {
                 "plain_bf16": plain_breakdown(loop, feed.batch, options.steps, options.warm_up),
+                "products_tflop_a_step": {"plain": products_tflop(partial(plain_step, loop, feed, 0))},
             }
             loop.close()
         engine = self.build_engine()
@@ -178,6 +185,7 @@ class Bench:
                     engine, partial(run_step, engine, self.stream), self.stream, options.steps, options.warm_up
                 )
                 entry[f"{name}_against_plain"] = against_plain(entry[name], entry["plain_bf16"])
+            entry["products_tflop_a_step"]["harli"] = products_tflop(partial(run_step, engine, self.stream))
             engine.runner = graphs
             entry["stage_copy_ms_a_unit"] = stage_copy_ms(engine, rows, options.length, self.stream)
         found["batch"] = {"length": options.length, "accumulation": options.accumulation}

@@ -47,6 +47,8 @@ def test_breakdown_adds_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         more = found[rows]["harli_against_plain"]["more_ms_a_step"]
         ours, plain = (found[rows][name]["part_ms_a_step"] for name in ("harli", "plain_bf16"))
         assert all(more[part] == ours[part] - plain[part] for part in PARTS)
+        products = found[rows]["products_tflop_a_step"]
+        assert 0.0 < products["harli"] <= products["plain"]
         assert set(found[rows]["stage_copy_ms_a_unit"]) == {"forward", "backward"}
 
 

@@ -7,34 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from backends.cuda.finetune import layer_pass
 from backends.cuda.finetune.layer_pass import AttentionInputs
 from backends.cuda.finetune.micro_batch import Sample
 from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.unread_product import output_unread
+from benchmarks.finetune.products import Products
 from tests.finetune.tiny import VOCAB, recipe, run_step, tiny_engine, tiny_feed, tiny_peft
-
-
-class Flops(TorchDispatchMode):
-    """Adds up what torch's formulas say for each product and attention, backward passes included.
-
-    Torch's own mode around these formulas also follows modules, which `torch.autograd.grad` does not allow.
-    """
-
-    def __init__(self) -> None:
-        """None yet."""
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do it, and count it."""
-        result = func(*args, **(kwargs or {}))
-        if func._overloadpacket in flop_registry:
-            self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
-        return result
 
 
 def equal_lengths() -> Any:
@@ -50,7 +30,7 @@ def plain_flops(**lora: Any) -> int:
     model.enable_input_require_grads()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     batch = equal_lengths().batch(0)
-    with Flops() as counter:
+    with Products() as counter:
         for part in batch.micro_batches:
             labels = torch.full(part.shape, -100).flatten()
             labels[part.trained + 1] = part.targets
@@ -60,15 +40,15 @@ def plain_flops(**lora: Any) -> int:
                 num_items_in_batch=batch.trained_tokens,
                 use_cache=False,
             ).loss.backward()
-    return counter.total
+    return counter.flops
 
 
 def unit_flops(settings: UnitSettings | None = None, **lora: Any) -> int:
     """One step of units."""
     engine = tiny_engine(tiny_peft(dtype=torch.float32, **lora), equal_lengths(), recipe(), settings)
-    with Flops() as counter:
+    with Products() as counter:
         run_step(engine)
-    return counter.total
+    return counter.flops
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"], ids=["qv", "all"])

@@ -17,7 +17,7 @@ def chunked_loss(
     """Cross entropy of ``head(hidden)`` against ``targets``, summed and divided by ``trained_tokens``, and its gradients.
 
     ``hidden`` is ``[tokens, width]`` and ``head`` works token by token (norm, then projection), so chunks are independent
-    and the logits of ``chunk_tokens`` tokens exist at once. The softmax is in fp32 at least, as transformers has it.
+    and the logits of at most ``chunk_tokens`` tokens exist at once. The softmax is in fp32 at least, as transformers has it.
     Returns the loss, its gradient by ``hidden``, and by each of ``parameters``.
     """
     import torch
@@ -26,8 +26,9 @@ def chunked_loss(
     loss = torch.zeros((), dtype=wide, device=hidden.device)
     by_hidden = torch.empty_like(hidden)
     by_parameter = [torch.zeros_like(parameter) for parameter in parameters]
-    for first in range(0, len(hidden), chunk_tokens):
-        here = slice(first, first + chunk_tokens)
+    chunks = -(-len(hidden) // chunk_tokens)  # of equal length: a short one uses the chip badly
+    for chunk in range(chunks):
+        here = slice(len(hidden) * chunk // chunks, len(hidden) * (chunk + 1) // chunks)
         rows = hidden[here].detach().requires_grad_()
         with torch.enable_grad():
             logits = head(rows)
