@@ -90,7 +90,9 @@ def plain_hooks(model: Any, marks: Marks) -> Iterator[Callable[[], None]]:
             hook.remove()
 
 
-def plain_breakdown(loop: PlainLoop, batch: Callable[[int], OptimizerBatch], steps: int, warm_up: int) -> dict[str, Any]:
+def plain_breakdown(
+    loop: PlainLoop, batch: Callable[[int], OptimizerBatch], steps: int, warm_up: int
+) -> dict[str, Any]:
     """Times of the plain loop on the current stream."""
     device = loop.trained[0].device
     marks = Marks(torch.cuda.current_stream(device) if device.type == "cuda" else None)
@@ -130,7 +132,7 @@ def products_tflop(step: Callable[[], object]) -> float:
     """Arithmetic of the matrix products of ``step``, which must not replay graphs."""
     with torch.autograd.set_multithreading_enabled(False), Products() as counted:
         step()
-    return counted.flops / 1e12
+    return int(counted.flops) / 1e12
 
 
 def _figures(step: Callable[[int], None], marks: Marks, steps: int, warm_up: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 COUNTED = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
 
 
-class Products(TorchDispatchMode):
+class Products(TorchDispatchMode):  # type: ignore[misc]  # Any where torch is not installed
     """Adds up, while it is entered, what torch's formulas say for each matrix product, backward passes included.
 
     Attention kernels are not counted: torch's formulas for them change from version to version. Torch's own mode around

@@ -60,7 +60,8 @@ def test_rows_committed_before_keep_their_blocks() -> None:
     pool = PagePool(driver, 3, 2, BLOCK, alias=True)
     pool.commit_row(1)
     pool.create_blocks()
-    pool.commit_row(0), pool.commit_row(2)
+    for row in (0, 2):
+        pool.commit_row(row)
     found = [physical(pool.kv_address(column, row)) // BLOCK for row in (1, 0, 2) for column in range(2)]
     assert found == [0, 1, 2, 4, 3, 5]
     pool.check_integrity()
@@ -121,4 +122,3 @@ def test_a_commit_that_fails_keeps_what_was_there(lending: Lending, ahead: bool)
     pool.commit_row(0)
     assert pool.release() == 0
     assert driver.use() == (0, 0, 0, 0)
-

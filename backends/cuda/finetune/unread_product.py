@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 
-class _Unread(torch.autograd.Function):
+class _Unread(torch.autograd.Function):  # type: ignore[misc]  # Any where torch is not installed
     """``inputs @ weight.T`` without its values (zeros stand for them), with its gradient by ``inputs``."""
 
     @staticmethod
