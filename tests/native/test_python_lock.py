@@ -1,4 +1,4 @@
-"""Python's lock is given up by whoever waits for a pool that is busy with the driver."""
+"""Python's lock is given up by whoever waits for a pool or a tensor space that is busy with the driver."""
 
 from __future__ import annotations
 
@@ -53,6 +53,58 @@ def test_waiting_for_the_pool_lets_others_run(call: str) -> None:
         busy.join()
         waiting.join()
         """
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "space.allocate(10)",
+        "space.free(at)",
+        "space.record_use(at, 2)",
+        "space.poll()",
+        "space.close_row(0)",
+        "space.holds_row(0)",
+        "space.rows()",
+        "space.rows_open()",
+        "space.rows_empty()",
+        "space.rows_idle()",
+        "space.lowest_idle_rows(1)",
+        "space.row_empty(0)",
+        "space.row_open(0)",
+        "space.size_of(at)",
+        "space.stats()",
+        "space.reset_latencies()",
+    ],
+)
+def test_waiting_for_the_space_lets_others_run(call: str) -> None:
+    """The same while a scrub, with the space's own mutex, is in a driver call: not even the short calls keep the lock."""
+    passes(
+        f"""
+        import threading, time
+        from backends.cuda._native import HostDriver, PagePool, TensorSpace
+        driver = HostDriver(4096)
+        pool = PagePool(driver, 2, 1, 8192, True)
+        space = TensorSpace(pool)
+        for row in range(2):
+            pool.commit_row(row), pool.lend_row(row), space.add_row(row)
+        at = space.allocate(100)
+        empty = space.rows_empty()[0]
+        driver.stall("fill")
+        busy = threading.Thread(target=lambda: space.scrub_row(empty, 0, 0))
+        busy.start()
+        while not driver.stalled:
+            time.sleep(0.001)
+        waiting = threading.Thread(target=lambda: {call})
+        waiting.start()
+        for _ in range(20):
+            time.sleep(0.005)
+        assert waiting.is_alive()  # it does wait
+        driver.go_on()
+        busy.join()
+        waiting.join()
+        """,
+        timeout_s=20,
     )
 
 
