@@ -76,8 +76,8 @@ def pools() -> tuple[list[Any], dict[str, Any]]:
 class Columns:
     """Columns of 2 MiB blocks without a pool, to see what the order of creation does to a copy.
 
-    ``in_order``: a column's blocks are created one after the other. ``rotated``: row after row, as the pool does, but each
-    row begins one column further, so that a column's blocks do not lie a power of two apart.
+    ``in_order``: a column's blocks are created one after the other, as the pool does. ``rotated``: row after row, each row
+    beginning one column further, so that a column's blocks do not lie a power of two apart.
     """
 
     def __init__(self, driver: _native.Driver, *, in_order: bool) -> None:

@@ -19,17 +19,34 @@ import torch
 
 from backends.cuda.finetune.assembly import build_engine
 from backends.cuda.finetune.engine import FinetuneEngine
-from backends.cuda.finetune.feed import SampleFeed
 from backends.cuda.finetune.layer_graphs import GraphRunner
+from backends.cuda.finetune.layer_runner import EagerRunner
 from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.finetune.unit_fit import fit_units
 from benchmarks.allocator.measuring import commit, machine
+from benchmarks.finetune.breakdown import (
+    against_plain,
+    plain_breakdown,
+    products_tflop,
+    stage_copy_ms,
+    unit_breakdown,
+)
 from benchmarks.finetune.partition import partition_stream
 from benchmarks.finetune.random_model import PlainLoop, random_feed, random_model, seconds_a_step, shape_of
+from benchmarks.finetune.timing import (
+    chip_sms,
+    finish,
+    peak_gib,
+    percentiles,
+    plain_step,
+    reset_peak,
+    run_step,
+    unit_lengths,
+)
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("alone", "window", "units", "partitions")
+PARTS = ("alone", "breakdown", "window", "units", "partitions")
 PARTITIONS_SMS = (32, 64, 96, 112, 120)
 ENDLESS = 1_000_000
 
@@ -45,10 +62,15 @@ class Bench:
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self.path = Path(os.environ.get("HARLI_RESULTS", RESULTS)) / f"{name}_{options.targets}.json"
         self.figures: dict[str, Any] = {}
-        if self.path.exists() and not options.again:
-            self.figures = json.loads(self.path.read_text())["parts"]
+        self.made_by: dict[str, Any] = {}
+        if self.path.exists():
+            earlier = json.loads(self.path.read_text())
+            kept = [part for part in earlier["parts"] if not (options.again and part in options.parts)]
+            self.figures = {part: earlier["parts"][part] for part in kept}
+            self.made_by = {part: earlier.get("made_by", {}).get(part, earlier["commit"]) for part in kept}
         self.model: Any = None
         self.engine: FinetuneEngine | None = None
+        self.stream = torch.cuda.Stream() if self.device == "cuda" else None
 
     def missing(self, part: str) -> bool:
         """Whether ``part`` is asked for and not there."""
@@ -57,10 +79,12 @@ class Bench:
     def save(self, part: str, figures: Any) -> None:
         """Add a part to the results file, at once or not at all."""
         self.figures[part] = figures
+        self.made_by[part] = commit()
         record = {
             "benchmark": f"finetune {self.name}",
             "machine": machine(),
             "commit": commit(),
+            "made_by": self.made_by,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "lora": {"targets": self.options.targets, "rank": self.options.rank},
             "parts": self.figures,
@@ -94,7 +118,6 @@ class Bench:
                 window_layers=window,
                 settings=UnitSettings(),
             )
-            self.stream = torch.cuda.Stream() if self.device == "cuda" else None
         return self.engine
 
     def steps(
@@ -135,6 +158,47 @@ class Bench:
             entry["over_fastest_plain"] = entry["harli"]["tokens_per_s"] / fastest
         found["batch"] = {"length": options.length, "accumulation": options.accumulation}
         self.save("alone", found)
+
+    def breakdown(self) -> None:
+        """Where a step's time goes, kind by kind: the plain loop, units as graphs, and units kernel after kernel."""
+        options = self.options
+        if self.engine is not None:  # it has the model
+            self.forget()
+        found: dict[str, Any] = {}
+        for rows in options.rows:
+            feed = random_feed(self.shape.vocab, options.length, rows, options.accumulation)
+            loop = PlainLoop(self.build_model(), autocast=False)
+            found[f"rows_{rows}"] = {
+                "plain_bf16": plain_breakdown(loop, feed.batch, options.steps, options.warm_up),
+                "products_tflop_a_step": {"plain": products_tflop(partial(plain_step, loop, feed, 0))},
+            }
+            loop.close()
+        engine = self.build_engine()
+        graphs, eager = engine.runner, EagerRunner(engine.model.layers, engine.states.layers, engine.device)
+        for rows in options.rows:
+            entry = found[f"rows_{rows}"]
+            for name, runner in (("harli", graphs), ("harli_eager", eager)):
+                engine.runner = runner
+                engine.feed = random_feed(self.shape.vocab, options.length, rows, options.accumulation)
+                engine.recut(self.cut(rows))
+                entry[name] = unit_breakdown(
+                    engine, partial(run_step, engine, self.stream), self.stream, options.steps, options.warm_up
+                )
+                entry[f"{name}_against_plain"] = against_plain(entry[name], entry["plain_bf16"])
+            entry["products_tflop_a_step"]["harli"] = products_tflop(partial(run_step, engine, self.stream))
+            engine.runner = graphs
+            entry["stage_copy_ms_a_unit"] = stage_copy_ms(engine, rows, options.length, self.stream)
+        found["batch"] = {"length": options.length, "accumulation": options.accumulation}
+        self.save("breakdown", found)
+
+    def forget(self) -> None:
+        """Let the engine and its model go."""
+        assert self.engine is not None
+        self.engine.close()
+        self.engine = self.model = None
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
 
     def cut(self, rows: int, group: int | None = None) -> UnitSettings:
         """Head + loss in parts of at most 2,048 tokens."""
@@ -206,7 +270,7 @@ class Bench:
         rows = max(self.options.rows)
         settings = self.cut(rows)
         accumulation = min(2, self.options.accumulation)
-        total = torch.cuda.get_device_properties(0).multi_processor_count
+        total = chip_sms()
         whole = self.steps(rows, accumulation, settings, self.stream)
         found: dict[str, Any] = {"sms": total, "tokens_per_s": whole, "rows": rows, "partitions": []}
         runner = self.build_engine().runner
@@ -215,7 +279,7 @@ class Bench:
             stream, has = partition_stream(sms)
             rate = self.steps(rows, accumulation, settings, stream)
             told = {key: value for key, value in runner.counters.targeted.items() if key.startswith(f"{has} SMs")}
-            torch.cuda.synchronize()
+            finish(self.device)
             runner.forget(stream)
             found["partitions"].append(
                 {
@@ -226,68 +290,6 @@ class Bench:
                 }
             )
         self.save("partitions", found)
-
-
-def plain_step(loop: PlainLoop, feed: SampleFeed, number: int) -> None:
-    """Step ``number`` of the plain loop."""
-    loop.step(feed.batch(number))
-
-
-def run_step(engine: FinetuneEngine, stream: Any) -> None:
-    """One optimizer step, unit after unit."""
-    step = engine.cursor.steps
-    while engine.cursor.steps == step:
-        unit = engine.next_unit()
-        if unit is None:
-            raise SystemExit(f"the job stopped: {engine.state}")
-        engine.run(unit, stream)
-
-
-def unit_lengths(engine: FinetuneEngine, stream: Any, steps: int) -> dict[str, list[float]]:
-    """GPU time of every unit of ``steps`` steps in ms, by kind; wall time on the CPU."""
-    if stream is None:
-        found: dict[str, list[float]] = {}
-        for _ in range(steps * len(engine.cursor.order)):
-            unit = engine.next_unit()
-            assert unit is not None
-            begin_s = perf_counter()
-            engine.run(unit)
-            found.setdefault(unit.kind, []).append((perf_counter() - begin_s) * 1e3)
-        return found
-    marks = []
-    for _ in range(steps * len(engine.cursor.order)):
-        unit = engine.next_unit()
-        assert unit is not None
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record(stream)
-        engine.run(unit, stream)
-        end.record(stream)
-        marks.append((unit.kind, begin, end))
-    torch.cuda.synchronize()
-    by_kind: dict[str, list[float]] = {}
-    for kind, begin, end in marks:
-        by_kind.setdefault(kind, []).append(begin.elapsed_time(end))
-    return by_kind
-
-
-def percentiles(values: list[float]) -> dict[str, float]:
-    """Median, 99th percentile, longest, in ms."""
-    middle, high = np.percentile(values, (50, 99))
-    return {"p50_ms": float(middle), "p99_ms": float(high), "max_ms": max(values), "units": len(values)}
-
-
-def reset_peak(device: str) -> None:
-    """Begin to look for the peak of allocated memory."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def peak_gib(device: str) -> float | None:
-    """Peak of allocated GPU memory since `reset_peak`."""
-    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
 
 
 def main() -> None:

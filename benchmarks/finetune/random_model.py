@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -19,14 +20,15 @@ TARGETS = {
     "qv": ["q_proj", "v_proj"],
     "all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
 }
-TINY = ModelShape(
+TINY = ("tiny", "qwen2-tiny")
+TINY_SHAPE = ModelShape(
     name="tiny", layers=4, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=512, dtype_bytes=2
 )
 
 
 def shape_of(name: str) -> ModelShape:
-    """A model of the core, or ``tiny`` for trying the benchmark out without a GPU."""
-    return TINY if name == "tiny" else model_shape(name)
+    """A model of the core, or one of ``TINY`` for trying the benchmark out without a GPU."""
+    return TINY_SHAPE if name in TINY else model_shape(name)
 
 
 def random_model(name: str, targets: str, rank: int, device: str, dtype: Any) -> Any:
@@ -85,8 +87,13 @@ class PlainLoop:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-5, fused=True)
 
-    def step(self, batch: OptimizerBatch) -> torch.Tensor:
-        """One optimizer step; the loss stays on the device."""
+    def step(
+        self,
+        batch: OptimizerBatch,
+        after_loss: Callable[[], None] = lambda: None,
+        after_backward: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """One optimizer step; the loss stays on the device. The calls are made in each micro-batch."""
         device = self.trained[0].device
         total = torch.zeros((), device=device)
         for part in batch.micro_batches:
@@ -95,7 +102,9 @@ class PlainLoop:
                 loss = self.model(
                     input_ids=ids, labels=ids, num_items_in_batch=batch.trained_tokens, use_cache=False
                 ).loss
+            after_loss()
             loss.backward()
+            after_backward()
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()

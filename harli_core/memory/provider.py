@@ -34,7 +34,7 @@ class PageProvider(Protocol):
         ...
 
     def reserve(self, geometry: GridGeometry) -> None:
-        """Reserve the virtual ranges of both views."""
+        """Reserve the virtual ranges of both views; physical blocks may be taken here already."""
         ...
 
     def commit_row(self, row: int) -> None:

@@ -21,8 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 import torch
 
+from backends.cuda.finetune import layer_pass
 from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.layer_graphs import GraphRunner
+from backends.cuda.finetune.layer_pass import AttentionInputs
 from backends.cuda.finetune.layer_weights import WindowedWeights
 from backends.cuda.finetune.micro_batch import Sample
 from benchmarks.finetune.partition import partition_stream
@@ -119,6 +121,26 @@ def bf16_gradients_within_noise() -> str:
     return "; ".join(told)
 
 
+def leaving_the_last_product_out_changes_no_bit() -> str:
+    """bf16: a backward unit's gradients are those after a whole recomputation."""
+    layer = model().to("cuda").get_base_model().model.layers[1].train()
+    hidden, by_output = torch.randn(2, 4, LENGTH, MIDDLE["hidden_size"], device="cuda").bfloat16()
+    rotary = model().get_base_model().model.rotary_emb.to("cuda")
+    inputs = AttentionInputs.of(rotary, hidden, torch.arange(LENGTH, device="cuda")[None], None)
+    parameters = [part for part in layer.parameters() if part.requires_grad]
+
+    def whole() -> tuple[Any, list[Any]]:
+        kept = layer_pass.forward_kept(layer, hidden, inputs)
+        return layer_pass.backward_kept(*kept, by_output, parameters, by_input=True)
+
+    def without() -> tuple[Any, list[Any]]:
+        return layer_pass.backward(layer, hidden, by_output, inputs, parameters, by_input=True)
+
+    outcomes = [[by_hidden, *gradients] for by_hidden, gradients in (whole(), without())]
+    assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
+    return f"{len(parameters)} trained parameters"
+
+
 def graphs_train_as_eager_units_do() -> str:
     """fp32, dropout: losses with and without graphs agree to 1e-5, so recomputation in graphs draws the same masks."""
     losses = []
@@ -210,6 +232,7 @@ def a_bad_loss_is_seen_without_waiting() -> str:
 
 CHECKS = (
     bf16_gradients_within_noise,
+    leaving_the_last_product_out_changes_no_bit,
     graphs_train_as_eager_units_do,
     dropout_gradients_are_those_of_a_plain_loop_of_units,
     windows_and_streams_change_no_bit,

@@ -18,7 +18,7 @@ def outcome(program: str, timeout_s: float = 60) -> subprocess.CompletedProcess[
     )
 
 
-def passes(program: str) -> None:
-    """Assert that ``program`` ends well and writes no word of complaint."""
-    done = outcome(program)
+def passes(program: str, timeout_s: float = 60) -> None:
+    """Assert that ``program`` ends well, within ``timeout_s``, and writes no word of complaint."""
+    done = outcome(program, timeout_s)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -140,8 +140,8 @@ void stress(Lending lending, int steps) {
     expect(driver->use() == HostUse{}, "the pool leaked driver objects");
 }
 
-// Every driver call of a pool's life fails once, at every position.
-void fail_everywhere(Lending lending) {
+// Every driver call of a pool's life fails once, at every position; its blocks are created ahead, or as rows are committed.
+void fail_everywhere(Lending lending, bool ahead) {
     for (size_t kind = 0; kind < call_names.size(); ++kind) {
         for (int64_t nth = 0; nth < 40; ++nth) {
             auto driver = std::make_shared<HostDriver>(4096);
@@ -150,6 +150,7 @@ void fail_everywhere(Lending lending) {
             try {
                 pool = std::make_shared<PagePool>(driver, Grid{3, 2, 8192}, lending);
                 TensorSpace space(pool, 2048);
+                if (ahead) pool->create_blocks();
                 for (uint32_t row = 0; row < 3; ++row) pool->commit_row(row, 0xFFFF, 7);
                 pool->lend_row(1);
                 space.add_row(1);
@@ -174,7 +175,7 @@ void fail_everywhere(Lending lending) {
 int main() {
     for (const Lending lending : {Lending::alias, Lending::remap}) {
         stress(lending, 40000);
-        fail_everywhere(lending);
+        for (const bool ahead : {false, true}) fail_everywhere(lending, ahead);
     }
     return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

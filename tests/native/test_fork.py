@@ -84,6 +84,7 @@ calls = [
     lambda: driver.let_go(0), lambda: driver.complete(0, 1), lambda: pool.commit_row(2), lambda: pool.lend_row(2),
     lambda: pool.return_row(1, 0, 0), lambda: pool.is_lent(1), lambda: pool.stats(), lambda: space.allocate(10, 1),
     lambda: space.poll(), lambda: space.rows(), lambda: space.remove_row(1), lambda: space.check_integrity(),
+    lambda: pool.create_blocks(),
 ]
 
 def refused():

@@ -33,6 +33,7 @@ def released() -> tuple[PagePool, TensorSpace, int]:
     [
         lambda pool, space: pool.kv_address(0, 0),
         lambda pool, space: pool.general_address(1, 0),
+        lambda pool, space: pool.create_blocks(),
         lambda pool, space: pool.commit_row(0),
         lambda pool, space: pool.lend_row(0),
         lambda pool, space: pool.scrub_row(1, 0, 0),

@@ -7,6 +7,8 @@
 
 #include <dlfcn.h>
 
+#include <optional>
+
 #include "host_driver.hpp"
 #include "page_pool.hpp"
 #include "sm_partitions.hpp"
@@ -160,6 +162,7 @@ void bind_pool(nb::module_& m) {
         .def_prop_ro("columns", [](const PagePool& it) { return it.grid().columns; })
         .def_prop_ro("block_bytes", [](const PagePool& it) { return it.grid().block_bytes; })
         .def_prop_ro("alias", [](const PagePool& it) { return it.lending() == Lending::alias; })
+        .def("create_blocks", &PagePool::create_blocks, Unlocked())
         .def("commit_row", &PagePool::commit_row, "row"_a, "pattern"_a.none() = nb::none(), "stream"_a = 0, Unlocked())
         .def("lend_row", &PagePool::lend_row, "row"_a, Unlocked())
         .def("scrub_row", [](PagePool& it, uint32_t row, uint16_t pattern, Stream stream) { it.scrub_row(row, pattern, stream); },
@@ -173,32 +176,50 @@ void bind_pool(nb::module_& m) {
         .def("check_integrity", &PagePool::check_integrity, Unlocked());
 }
 
+// What a finetune iteration calls thousands of times keeps Python's lock, since it takes less time than giving it up;
+// unless another thread is in the space, perhaps behind the driver.
+template <typename Space, typename Result, typename... Arguments>
+auto brief(Result (Space::*method)(Arguments...)) {
+    return [method](TensorSpace& it, Arguments... arguments) {
+        std::optional<nb::gil_scoped_release> released;
+        if (it.busy()) released.emplace();
+        return (it.*method)(arguments...);
+    };
+}
+
+template <typename Space, typename Result, typename... Arguments>
+auto brief(Result (Space::*method)(Arguments...) const) {
+    return [method](const TensorSpace& it, Arguments... arguments) {
+        std::optional<nb::gil_scoped_release> released;
+        if (it.busy()) released.emplace();
+        return (it.*method)(arguments...);
+    };
+}
+
 void bind_space(nb::module_& m) {
-    // What a finetune iteration calls thousands of times keeps Python's lock: it takes less time than giving it up, and
-    // waits for nothing that takes longer.
     nb::class_<TensorSpace>(m, "TensorSpace")
         .def(nb::init<std::shared_ptr<PagePool>, size_t>(), "pool"_a, "granule_bytes"_a = 2048)
-        .def("allocate", &TensorSpace::allocate, "size_bytes"_a, "stream"_a = 0)
-        .def("free", &TensorSpace::free, "address"_a, "stream"_a = 0)
-        .def("record_use", &TensorSpace::record_use, "address"_a, "stream"_a)
-        .def("poll", &TensorSpace::poll)
+        .def("allocate", brief(&TensorSpace::allocate), "size_bytes"_a, "stream"_a = 0)
+        .def("free", brief(&TensorSpace::free), "address"_a, "stream"_a = 0)
+        .def("record_use", brief(&TensorSpace::record_use), "address"_a, "stream"_a)
+        .def("poll", brief(&TensorSpace::poll))
         .def("add_row", &TensorSpace::add_row, "row"_a, Unlocked())
-        .def("close_row", &TensorSpace::close_row, "row"_a)
+        .def("close_row", brief(&TensorSpace::close_row), "row"_a)
         .def("open_row", &TensorSpace::open_row, "row"_a, Unlocked())
         .def("scrub_row", &TensorSpace::scrub_row, "row"_a, "pattern"_a, "stream"_a, Unlocked())
         .def("remove_row", &TensorSpace::remove_row, "row"_a, Unlocked())
-        .def("holds_row", &TensorSpace::holds_row, "row"_a)
-        .def("rows", &TensorSpace::rows)
-        .def("rows_open", &TensorSpace::rows_open)
-        .def("rows_empty", &TensorSpace::rows_empty)
-        .def("rows_idle", &TensorSpace::rows_idle)
-        .def("lowest_idle_rows", &TensorSpace::lowest_idle_rows, "count"_a)
-        .def("row_empty", &TensorSpace::row_empty, "row"_a)
-        .def("row_open", &TensorSpace::row_open, "row"_a)
+        .def("holds_row", brief(&TensorSpace::holds_row), "row"_a)
+        .def("rows", brief(&TensorSpace::rows))
+        .def("rows_open", brief(&TensorSpace::rows_open))
+        .def("rows_empty", brief(&TensorSpace::rows_empty))
+        .def("rows_idle", brief(&TensorSpace::rows_idle))
+        .def("lowest_idle_rows", brief(&TensorSpace::lowest_idle_rows), "count"_a)
+        .def("row_empty", brief(&TensorSpace::row_empty), "row"_a)
+        .def("row_open", brief(&TensorSpace::row_open), "row"_a)
         .def("owns", &TensorSpace::owns, "address"_a)
-        .def("size_of", &TensorSpace::size_of, "address"_a)
+        .def("size_of", brief(&TensorSpace::size_of), "address"_a)
         .def("stats", [](const TensorSpace& it) { return space_dict(unlocked<SpaceStats>(it)); })
-        .def("reset_latencies", &TensorSpace::reset_latencies)
+        .def("reset_latencies", brief(&TensorSpace::reset_latencies))
         .def("check_integrity", &TensorSpace::check_integrity, Unlocked());
     m.def("bind_torch_space", &bind_torch_space, "space"_a.none());
     m.def("bound_torch_space", &bound_torch_space);

@@ -128,15 +128,47 @@ void PagePool::unmap_row(View view, uint32_t row) {
     }
 }
 
+void PagePool::create_blocks() {
+    const auto locked = lock("create blocks");
+    require_unreleased("create blocks");
+    create_missing(0, grid_.rows);
+}
+
+// Column after column: a column is read and written as one range, and blocks that are created one after the other lie
+// better for that.
+std::vector<PagePool::Block*> PagePool::create_missing(uint32_t first_row, uint32_t end_row) {
+    std::vector<Block*> made;
+    made.reserve(static_cast<size_t>(end_row - first_row) * grid_.columns);
+    try {
+        for (uint32_t column = 0; column < grid_.columns; ++column) {
+            for (uint32_t row = first_row; row < end_row; ++row) {
+                Block& it = block(row, column);
+                if (it.created) continue;
+                it.handle = driver_->create(grid_.block_bytes);
+                it.created = true;
+                made.push_back(&it);
+            }
+        }
+    } catch (...) {
+        release_blocks(made);
+        throw;
+    }
+    return made;
+}
+
+void PagePool::release_blocks(const std::vector<Block*>& blocks) noexcept {
+    for (Block* const it : blocks) {
+        if (it->mapped[kv_view] || it->mapped[general_view]) continue;
+        it->created = refused([&] { driver_->release(it->handle); });
+    }
+}
+
 void PagePool::commit_row(uint32_t row, std::optional<uint16_t> pattern, Stream stream) {
     const auto locked = lock("commit a row");
     State& state = checked_state("commit", row, State::uncommitted);
+    std::vector<Block*> made;
     try {
-        for (uint32_t column = 0; column < grid_.columns; ++column) {
-            Block& it = block(row, column);
-            it.handle = driver_->create(grid_.block_bytes);
-            it.created = true;
-        }
+        made = create_missing(row, row + 1);
         map_row(kv_view, row);
         if (lending_ == Lending::alias) map_row(general_view, row);
         if (pattern) fill_row(row, *pattern, stream);
@@ -145,16 +177,19 @@ void PagePool::commit_row(uint32_t row, std::optional<uint16_t> pattern, Stream 
             state = State::stranded;
             throw DriverError("row " + std::to_string(row) + " is stranded: filling it failed midway, and it cannot be unmapped yet");
         }
-        drop_row(row);
+        drop_mappings(row);
+        release_blocks(made);
         const auto first = blocks_.begin() + static_cast<ptrdiff_t>(row) * grid_.columns;
-        const bool lost = std::any_of(first, first + grid_.columns, [](const Block& it) { return it.created; });
+        const bool lost = std::any_of(first, first + grid_.columns, [](const Block& it) {
+            return it.mapped[kv_view] || it.mapped[general_view];
+        });
         if (lost) state = State::stranded;
         throw;
     }
     state = State::kv;
 }
 
-void PagePool::drop_row(uint32_t row) noexcept {
+void PagePool::drop_mappings(uint32_t row) noexcept {
     for (uint32_t column = 0; column < grid_.columns; ++column) {
         Block& it = block(row, column);
         for (const View view : {kv_view, general_view}) {
@@ -162,8 +197,6 @@ void PagePool::drop_row(uint32_t row) noexcept {
             it.mapped[view] = refused([&] { driver_->unmap(address(view, row, column), grid_.block_bytes); });
             it.accessible[view] = it.accessible[view] && it.mapped[view];
         }
-        if (!it.created || it.mapped[kv_view] || it.mapped[general_view]) continue;
-        it.created = refused([&] { driver_->release(it.handle); });
     }
 }
 
@@ -186,11 +219,15 @@ size_t PagePool::release() noexcept {
     released_ = true;
     size_t kept = 0;
     for (uint32_t row = 0; row < grid_.rows; ++row) {
-        drop_row(row);
+        drop_mappings(row);
         bool whole = true;
         for (uint32_t column = 0; column < grid_.columns; ++column) {
-            kept += block(row, column).created;
-            whole = whole && !block(row, column).created;
+            Block& it = block(row, column);
+            if (it.created && !it.mapped[kv_view] && !it.mapped[general_view]) {
+                it.created = refused([&] { driver_->release(it.handle); });
+            }
+            kept += it.created;
+            whole = whole && !it.created;
         }
         states_[row] = whole ? State::uncommitted : State::stranded;
     }
@@ -233,7 +270,7 @@ void PagePool::check_integrity() const {
         const bool kv_right = it.mapped[kv_view] == in_kv || (state == State::lent && it.mapped[kv_view]);
         const bool reachable = it.mapped[kv_view] == it.accessible[kv_view] &&
                                it.mapped[general_view] == it.accessible[general_view];
-        if (it.created != committed || !kv_right || it.mapped[general_view] != in_general || !reachable) {
+        if (it.created < committed || !kv_right || it.mapped[general_view] != in_general || !reachable) {
             throw StateError("page pool: block " + std::to_string(at) + " is not created or mapped as its row's state says");
         }
     }

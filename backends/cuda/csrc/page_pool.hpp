@@ -55,8 +55,8 @@ bool refused(Step&& step) noexcept {
 //     column 0  [r0][r1][r2]...|guard|                                  [r0 c0][r0 c1]..[r0 cN][r1 c0][r1 c1]...
 //     column 1  [r0][r1][r2]...|guard|                                  adjacent lent rows are contiguous
 //
-// Blocks are created by commit_row and stay until release(). A call that throws has changed nothing: what it had done
-// is undone. Where the driver refuses even that, the row is stranded: nobody may use it, release() still frees it.
+// Blocks are created by create_blocks, or by commit_row where they are not there yet, and stay until release(). A call
+// that throws has changed nothing: what it had done is undone. Where the driver refuses even that, the row is stranded: nobody may use it, release() still frees it.
 // The caller answers for the order of GPU work: a row is lent or given back once the work that used it has passed. For
 // its own fills the pool answers: no row changes hands in a way that one still under way could show or harm.
 // After release() everything but that is refused, and in a forked child, which shares the memory, everything. Thread-safe.
@@ -67,7 +67,10 @@ public:
     PagePool(const PagePool&) = delete;
     PagePool& operator=(const PagePool&) = delete;
 
-    // Create and map the row's blocks, filled on `stream` unless `pattern` is absent.
+    // Create every block that is not there yet, all of one column before those of the next: a layer's K or V, which is
+    // one range in the KV view, then lies in the order in which the driver hands physical memory out.
+    void create_blocks();
+    // Map the row's blocks, created here if they are not there yet, filled on `stream` unless `pattern` is absent.
     void commit_row(uint32_t row, std::optional<uint16_t> pattern, Stream stream);
     // Under remap, refused while a fill through the KV view, which is unmapped here, has not passed.
     void lend_row(uint32_t row);
@@ -127,7 +130,9 @@ private:
     void map_row(View view, uint32_t row);
     void unmap_row(View view, uint32_t row);
     void move_row(uint32_t row, View from, View to);
-    void drop_row(uint32_t row) noexcept;
+    std::vector<Block*> create_missing(uint32_t first_row, uint32_t end_row);
+    void release_blocks(const std::vector<Block*>& blocks) noexcept;  // those that are not mapped
+    void drop_mappings(uint32_t row) noexcept;
     size_t drop_ranges() noexcept;
 
     std::shared_ptr<Driver> driver_;

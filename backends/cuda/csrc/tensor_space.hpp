@@ -75,6 +75,8 @@ public:
     void check_integrity() const;
 
     PagePool& pool() const { return *pool_; }
+    // Whether another thread is in a call just now, which may be waiting for the driver or the pool.
+    bool busy() const { return !std::unique_lock(mutex_, std::try_to_lock).owns_lock(); }
 
 private:
     struct Large {  // an allocation that begins at this block; its tail is the head of the slab in the block after

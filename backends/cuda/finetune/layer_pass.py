@@ -70,6 +70,9 @@ def backward_kept(
 def backward(
     layer: Any, hidden: Any, by_output: Any, inputs: AttentionInputs, parameters: Sequence[Any], *, by_input: bool
 ) -> tuple[Any, list[Any]]:
-    """`backward_kept` after computing the forward pass again."""
-    leaf, output = forward_kept(layer, hidden, inputs)
+    """`backward_kept` after computing the forward pass again, as far as gradients need it."""
+    from backends.cuda.finetune.unread_product import output_unread
+
+    with output_unread(layer):
+        leaf, output = forward_kept(layer, hidden, inputs)
     return backward_kept(leaf, output, by_output, parameters, by_input=by_input)

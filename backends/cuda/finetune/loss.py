@@ -17,7 +17,7 @@ def chunked_loss(
     """Cross entropy of ``head(hidden)`` against ``targets``, summed and divided by ``trained_tokens``, and its gradients.
 
     ``hidden`` is ``[tokens, width]`` and ``head`` works token by token (norm, then projection), so chunks are independent
-    and the logits of ``chunk_tokens`` tokens exist at once. The softmax is in fp32 at least, as transformers has it.
+    and the logits of at most ``chunk_tokens`` tokens exist at once. The softmax is in fp32 at least, as transformers has it.
     Returns the loss, its gradient by ``hidden``, and by each of ``parameters``.
     """
     import torch
@@ -26,20 +26,26 @@ def chunked_loss(
     loss = torch.zeros((), dtype=wide, device=hidden.device)
     by_hidden = torch.empty_like(hidden)
     by_parameter = [torch.zeros_like(parameter) for parameter in parameters]
-    for first in range(0, len(hidden), chunk_tokens):
-        here = slice(first, first + chunk_tokens)
+    chunks = -(-len(hidden) // chunk_tokens)  # of equal length: a short one uses the chip badly
+    for chunk in range(chunks):
+        here = slice(len(hidden) * chunk // chunks, len(hidden) * (chunk + 1) // chunks)
         rows = hidden[here].detach().requires_grad_()
         with torch.enable_grad():
             logits = head(rows)
         with torch.no_grad():
             wanted = targets[here, None]
             log_probabilities = torch.log_softmax(logits, -1, dtype=wide)
-            loss -= log_probabilities.gather(1, wanted).sum()
-            by_logits = log_probabilities.exp_()
-            by_logits.scatter_(1, wanted, by_logits.gather(1, wanted) - 1.0)
-            by_logits = by_logits.div_(trained_tokens).to(logits.dtype)
+            chosen = log_probabilities.gather(1, wanted)
+            loss -= chosen.sum()
+            # Passes over the logits take as long as the products: rounded as it is computed, over the logits themselves,
+            # which nothing needs any more, and divided by the tokens only after the products.
+            by_logits = torch.exp(log_probabilities, out=logits.detach())
+            by_logits.scatter_(1, wanted, (chosen.exp() - 1.0).to(by_logits.dtype))
+            del log_probabilities
         by_rows, *rest = torch.autograd.grad(logits, [rows, *parameters], by_logits)
         by_hidden[here] = by_rows
         for total, part in zip(by_parameter, rest, strict=True):
             total.add_(part)
+    for gradient in (by_hidden, *by_parameter):
+        gradient.div_(trained_tokens)
     return loss / trained_tokens, by_hidden, by_parameter

@@ -82,17 +82,25 @@ class NativeProvider:
         return self._space
 
     def reserve(self, geometry: GridGeometry) -> None:
-        """Reserve the addresses of both views; raises `ConfigError` where the driver cannot map such blocks."""
+        """Reserve the addresses of both views and create the blocks, column after column.
+
+        Raises `ConfigError` where the driver cannot map such blocks, `DriverCallError` where it does not have them;
+        nothing is left behind then, except what it would not take back: that waits for `release`.
+        """
         if self._pool is not None:
             held = "one is reserved already" if self._space is not None else "the last one is not wholly released yet"
             raise MemoryAccountingError(f"cannot reserve a grid: {held}")
         pool = PagePool(self.driver, geometry.rows, geometry.columns, geometry.block_bytes, self._alias)
-        self._space = TensorSpace(pool, self._granule_bytes)
-        self._pool = pool
-        self._geometry = geometry
+        space = TensorSpace(pool, self._granule_bytes)
+        try:
+            pool.create_blocks()
+        except Exception:
+            self._pool = pool if pool.release() else None
+            raise
+        self._pool, self._space, self._geometry = pool, space, geometry
 
     def commit_row(self, row: int) -> None:
-        """Create and map the row's blocks, filled as a returned row is; raises `DriverCallError`, nothing left behind."""
+        """Map the row's blocks, filled as a returned row is; raises `DriverCallError`, nothing left behind."""
         as_wanted = self.pattern == 0 and self.driver.fresh_memory_is_zero
         self._checked("commit", row).commit_row(row, None if as_wanted else self.pattern, self.kv_stream)
 
