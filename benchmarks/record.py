@@ -10,8 +10,12 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-AZURE_CONV = "traces/azure/AzureLLMInferenceTrace_conv.csv"
-"""The public trace that benchmarks replay, below the folder that HARLI_SHARED names."""
+TRACES = {
+    "azure-conv": "traces/azure/AzureLLMInferenceTrace_conv.csv",
+    "azure-code": "traces/azure/AzureLLMInferenceTrace_code.csv",
+    "mooncake": "traces/mooncake/conversation_trace.jsonl",
+}
+"""The public traces that benchmarks replay, below the folder that HARLI_SHARED names."""
 
 
 def write_json(path: Path, document: object) -> None:
@@ -38,11 +42,16 @@ def provenance(command: str) -> dict[str, object]:
 
 
 def azure_conv() -> Path:
-    """The trace on this machine; ends the program with a hint where there is none."""
+    """The Azure 2023 conversation trace on this machine; ends the program with a hint where there is none."""
+    return public_trace("azure-conv")
+
+
+def public_trace(name: str) -> Path:
+    """One of `TRACES` on this machine; ends the program with a hint where it is not."""
     setting = os.environ.get("HARLI_SHARED")
-    if setting and (path := Path(setting).resolve() / AZURE_CONV).is_file():
+    if setting and (path := Path(setting).resolve() / TRACES[name]).is_file():
         return path
-    raise SystemExit(f"set HARLI_SHARED to a folder that holds {AZURE_CONV}, or give --trace")
+    raise SystemExit(f"{name}: set HARLI_SHARED to a folder that holds {TRACES[name]}")
 
 
 def _git(*arguments: str) -> str:
