@@ -65,11 +65,13 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown trace {unknown[0]!r}: known traces are {', '.join(TRACES)}")
     paths = {name: public_trace(name) for name in asked.traces or TRACES}
+    options = ["--gpus", str(asked.gpus)]
+    if asked.horizon_s is not None:
+        options += ["--horizon-s", f"{asked.horizon_s:g}"]
+    made_by = f"python benchmarks/replay/exact.py {{}} --policies {' '.join(asked.policies)} {' '.join(options)}"
+    origins = {name: provenance(made_by.format(name)) for name in paths}  # before a result changes the tree
     same = True
     for name, path in paths.items():
-        options = ["--gpus", str(asked.gpus)]
-        if asked.horizon_s is not None:
-            options += ["--horizon-s", f"{asked.horizon_s:g}"]
         rows = []
         for policy in asked.policies:
             rows.append({"policy": policy, **compare(["--trace", str(path), "--policy", policy, *options])})
@@ -78,8 +80,7 @@ def main() -> None:
             took = ", ".join(f"{way} {cpu_s:.1f} s" for way, cpu_s in row["cpu_s"].items())
             print(f"{name:11} {policy:8} requests.parquet {said}; {row['steps']:,} steps; CPU {took}", flush=True)
         same = same and all(row["requests_parquet_identical"] for row in rows)
-        made_by = f"python benchmarks/replay/exact.py {name} --policies {' '.join(asked.policies)} {' '.join(options)}"
-        document = {**provenance(made_by), "trace": path.name, "gpus": asked.gpus, "rows": rows}
+        document = {**origins[name], "trace": path.name, "gpus": asked.gpus, "rows": rows}
         write_json(asked.results / f"exact_{name}.json", document)
     if not same:
         raise SystemExit(1)
