@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
 import tempfile
 from pathlib import Path
 
+from harli_cli.provenance import CODE
+from harli_cli.provenance import provenance as provenance_of
+
 ROOT = Path(__file__).resolve().parents[1]
+
 TRACES = {
     "azure-conv": "traces/azure/AzureLLMInferenceTrace_conv.csv",
     "azure-code": "traces/azure/AzureLLMInferenceTrace_code.csv",
@@ -30,15 +32,8 @@ def write_json(path: Path, document: object) -> None:
 
 
 def provenance(command: str) -> dict[str, object]:
-    """Machine, Python, commit (``+`` where something was changed since) and the command that made a result."""
-    commit = _git("rev-parse", "HEAD")
-    if commit and _git("status", "--porcelain"):
-        commit += "+"
-    return {
-        "command": command,
-        "commit": commit or None,
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-    }
+    """Machine, Python, commit (``+`` where code was changed since) and the command that made a result."""
+    return provenance_of(command, (*CODE, "benchmarks", ":!benchmarks/*/results"))
 
 
 def azure_conv() -> Path:
@@ -52,15 +47,3 @@ def public_trace(name: str) -> Path:
     if setting and (path := Path(setting).resolve() / TRACES[name]).is_file():
         return path
     raise SystemExit(f"{name}: set HARLI_SHARED to a folder that holds {TRACES[name]}")
-
-
-def _git(*arguments: str) -> str:
-    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else ""
-
-
-def _cpu() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -15,6 +15,7 @@ from rich.console import Console
 from harli_cli import __version__
 from harli_cli.policy_options import read_pairs
 from harli_cli.progress import progress
+from harli_cli.provenance import typed_command
 from harli_cli.settings import check_serving_gpus, merged
 from harli_cli.trace_commands import trace_app
 from harli_cli.trace_options import (
@@ -221,6 +222,14 @@ def compare(
     policies: Annotated[
         str | None, typer.Option(help="Names, separated by commas [default: the built-in ones].")
     ] = None,
+    policy_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy-option",
+            metavar="NAME=VALUE",
+            help="Option of every policy that has it, or POLICY.NAME=VALUE of that one; repeatable.",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each policy, with seeds from --seed on.")] = 5,
     seed: Annotated[int | None, typer.Option(help="The first seed [default: 0].")] = None,
     gpus: Annotated[int | None, typer.Option(help="Decode GPUs [default: 2].")] = None,
@@ -236,13 +245,19 @@ def compare(
         typer.Option(help="'POLICY.FIGURE > POLICY.FIGURE or number' on means over seeds; exit code 1 if it fails."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes [default: one a core].")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for compare.json and report.html.")] = Path("out"),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for compare.json and report.html, and for summary.json, requests.parquet and steps.parquet of each "
+            "policy, in a folder of its name: of the first seed only."
+        ),
+    ] = Path("out"),
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write report.html.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
 ) -> None:
     """Run policies side by side over several seeds: means, 95 % intervals, gains, and the best within the target."""
+    from harli_cli.comparison.command import Comparison, failed  # noqa: PLC0415
     from harli_cli.comparison.command import compare as run_comparison  # noqa: PLC0415
-    from harli_cli.comparison.command import failed  # noqa: PLC0415
     from harli_cli.comparison.table import comparison_table  # noqa: PLC0415
     from policies import POLICIES  # noqa: PLC0415
 
@@ -251,9 +266,10 @@ def compare(
         "model": model, "finetune_model": finetune_model, "qos_ms": qos_ms, "horizon_s": horizon_s,
     }  # fmt: skip
     names = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
-    settings = merged(config, options, [])
+    settings = merged(config, options, policy_option or [])
+    command = typed_command(sys.argv[1:], settings.trace)
     with progress() as stage:
-        document = run_comparison(settings, names, seeds, jobs, check or [], out, html, stage)
+        document = run_comparison(Comparison(settings, names, seeds, check or [], jobs, command), out, html, stage)
     if as_json:
         typer.echo(json.dumps(document, indent=2, sort_keys=True))
     else:
@@ -267,7 +283,10 @@ def compare(
             )
             said = "holds" if verdict["holds"] else "FAILS"
             console.print(f"{said}: {verdict['check']} ({sides})", highlight=False, soft_wrap=True, markup=False)
-        console.print(f"written: {out}/compare.json{', report.html' if html else ''}", highlight=False, soft_wrap=True)
+        written = (
+            f"{out}/compare.json{', report.html' if html else ''}, results of seed {settings.seed} in a folder a policy"
+        )
+        console.print(f"written: {written}", highlight=False, soft_wrap=True)
     if failed(document):
         raise typer.Exit(1)
 
