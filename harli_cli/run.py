@@ -15,7 +15,7 @@ from harli_cli.log_file import DecisionLogWriter
 from harli_cli.perfetto import PerfettoWriter, SinkPair
 from harli_cli.results import NAMES, discard_summary, prepared, write_results
 from harli_cli.scenario import Scenario, Stage
-from harli_cli.serving_gpus import serving_gpus
+from harli_cli.serving_gpus import fewest_serving
 from harli_core.config import RunConfig
 from harli_core.errors import AuditError, ConfigError, MemoryAccountingError
 from harli_core.records import RequestBook, StepBook
@@ -89,8 +89,10 @@ class PreparedRun:
     ) -> FinishedRun:
         """Simulate and audit; nothing is written but ``log`` and ``perfetto``."""
         scenario, config, options = self.scenario, self.scenario.config, dict(self.options)
+        found: tuple[SimOutcome, DeviceModel] | None = None
         if self.searches:
-            options["serving_gpus"] = serving_gpus(config, scenario, stage)
+            options["serving_gpus"], outcome, device = fewest_serving(scenario, stage)
+            found = outcome, device
         with ExitStack() as opened:
             sinks: list[DecisionLogWriter | PerfettoWriter] = []
             if log is not None:
@@ -98,9 +100,11 @@ class PreparedRun:
                 sinks.append(opened.enter_context(writer))
             if perfetto is not None:
                 sinks.append(opened.enter_context(PerfettoWriter(perfetto)))
-            sink = SinkPair(*sinks) if len(sinks) > 1 else next(iter(sinks), None)
-            progress = stage(config.policy, len(scenario.loaded.trace))
-            outcome, device = scenario.run(config.policy, options, sink, progress)
+            if found is None or sinks:
+                sink = SinkPair(*sinks) if len(sinks) > 1 else next(iter(sinks), None)
+                progress = stage(config.policy, len(scenario.loaded.trace))
+                found = scenario.run(config.policy, options, sink, progress)
+        outcome, device = found
         summary = {
             "schema": SUMMARY_SCHEMA,
             "harli_version": __version__,
@@ -159,8 +163,11 @@ def _baselines(config: RunConfig, scenario: Scenario, summary: dict[str, Any], s
     total = len(scenario.loaded.trace)
     alone, alone_device = scenario.run("inference_only", {}, progress=stage("inference_only", total))
     alone_steps = _sections(scenario, alone, alone_device)["steps"]
-    serving = config.serving_gpus or serving_gpus(config, scenario, stage)
-    apart, apart_device = scenario.run("separate", {"serving_gpus": serving}, progress=stage("separate", total))
+    if config.serving_gpus is None:
+        serving, apart, apart_device = fewest_serving(scenario, stage)
+    else:
+        serving = config.serving_gpus
+        apart, apart_device = scenario.run("separate", {"serving_gpus": serving}, progress=stage("separate", total))
     apart_tokens_per_s = _sections(scenario, apart, apart_device)["finetune"]["tokens_per_s"]
     own_tokens_per_s = summary["finetune"]["tokens_per_s"]
     own, other = (sum(section["violations"].values()) for section in (summary["steps"], alone_steps))
