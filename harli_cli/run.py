@@ -96,15 +96,18 @@ class PreparedRun:
         with ExitStack() as opened:
             sinks: list[DecisionLogWriter | PerfettoWriter] = []
             if log is not None:
-                writer = DecisionLogWriter(log, scenario.contexts.header(config.policy, options))
-                sinks.append(opened.enter_context(writer))
+                header = scenario.contexts.header(config.policy, options)
+                sinks.append(opened.enter_context(DecisionLogWriter(log, header)))
             if perfetto is not None:
                 sinks.append(opened.enter_context(PerfettoWriter(perfetto)))
             if found is None or sinks:
                 sink = SinkPair(*sinks) if len(sinks) > 1 else next(iter(sinks), None)
                 progress = stage(config.policy, len(scenario.loaded.trace))
                 found = scenario.run(config.policy, options, sink, progress)
-        outcome, device = found
+            outcome, device = found
+            for writer in sinks:
+                if isinstance(writer, PerfettoWriter):
+                    _add_copies(writer, outcome)
         summary = {
             "schema": SUMMARY_SCHEMA,
             "harli_version": __version__,
@@ -120,6 +123,12 @@ class PreparedRun:
         if baselines:
             summary["baselines"] = _baselines(config, scenario, summary, stage)
         return FinishedRun(summary, outcome.requests, outcome.steps)
+
+
+def _add_copies(writer: PerfettoWriter, outcome: SimOutcome) -> None:
+    for instance, state in enumerate(outcome.instances):
+        if state.copies is not None:
+            writer.add_copies(instance, state.copies, outcome.duration_s)
 
 
 def _sections(scenario: Scenario, outcome: SimOutcome, device: DeviceModel) -> dict[str, Any]:
