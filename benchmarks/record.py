@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
 import tempfile
 from pathlib import Path
 
+from harli_cli.provenance import CODE
+from harli_cli.provenance import provenance as provenance_of
+
 ROOT = Path(__file__).resolve().parents[1]
-AZURE_CONV = "traces/azure/AzureLLMInferenceTrace_conv.csv"
-"""The public trace that benchmarks replay, below the folder that HARLI_SHARED names."""
+
+TRACES = {
+    "azure-conv": "traces/azure/AzureLLMInferenceTrace_conv.csv",
+    "azure-code": "traces/azure/AzureLLMInferenceTrace_code.csv",
+    "mooncake": "traces/mooncake/conversation_trace.jsonl",
+}
+"""The public traces that benchmarks replay, below the folder that HARLI_SHARED names."""
 
 
 def write_json(path: Path, document: object) -> None:
@@ -26,32 +32,18 @@ def write_json(path: Path, document: object) -> None:
 
 
 def provenance(command: str) -> dict[str, object]:
-    """Machine, Python, commit (``+`` where something was changed since) and the command that made a result."""
-    commit = _git("rev-parse", "HEAD")
-    if commit and _git("status", "--porcelain"):
-        commit += "+"
-    return {
-        "command": command,
-        "commit": commit or None,
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-    }
+    """Machine, Python, commit (``+`` where code was changed since) and the command that made a result."""
+    return provenance_of(command, (*CODE, "benchmarks", ":!benchmarks/*/results"))
 
 
 def azure_conv() -> Path:
-    """The trace on this machine; ends the program with a hint where there is none."""
+    """The Azure 2023 conversation trace on this machine; ends the program with a hint where there is none."""
+    return public_trace("azure-conv")
+
+
+def public_trace(name: str) -> Path:
+    """One of `TRACES` on this machine; ends the program with a hint where it is not."""
     setting = os.environ.get("HARLI_SHARED")
-    if setting and (path := Path(setting).resolve() / AZURE_CONV).is_file():
+    if setting and (path := Path(setting).resolve() / TRACES[name]).is_file():
         return path
-    raise SystemExit(f"set HARLI_SHARED to a folder that holds {AZURE_CONV}, or give --trace")
-
-
-def _git(*arguments: str) -> str:
-    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else ""
-
-
-def _cpu() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    raise SystemExit(f"{name}: set HARLI_SHARED to a folder that holds {TRACES[name]}")

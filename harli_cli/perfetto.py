@@ -1,12 +1,15 @@
 """A run as a Chrome trace (JSON Object Format), for https://ui.perfetto.dev or chrome://tracing.
 
-One process an instance; its threads are decode and finetuning. Times are microseconds of simulated time. Slices of a
-thread follow each other and never overlap: a turn stands at the start of its step, decode at the end.
+One process an instance; its threads are decode, finetuning and the copy stream. Times are microseconds of simulated time.
+Slices of a thread follow each other and never overlap: a turn stands at the start of its step, decode at the end.
+Finetuning has a slice for each turn and for each step beside which it runs, not for each unit: a simulated job moves over
+all units of such a time at once, and nothing keeps when each of them ended.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +20,7 @@ from harli_core.decision_log import DecisionRecord
 from harli_core.errors import ConfigError
 from harli_core.types import StepPlan, StepResult
 
-DECODE, FINETUNE = 1, 2
+DECODE, FINETUNE, COPY = 1, 2, 3
 """Threads of an instance."""
 
 
@@ -49,6 +52,13 @@ class PerfettoWriter:
                 about = {"sms": state[1]}
                 self._slice(view.instance, FINETUNE, "finetune, no requests", start_us, result.idle_s * 1e6, about)
 
+    def add_copies(self, instance: int, copies: Iterable[tuple[int, float, float]], end_s: float) -> None:
+        """Add frozen layers that were swapped in (layer, begin and end in ms), those begun before the run ended."""
+        for layer, begin_ms, done_ms in copies:
+            if begin_ms < end_s * 1000.0:
+                length_us = (min(done_ms, end_s * 1000.0) - begin_ms) * 1000.0
+                self._slice(instance, COPY, "swap in", begin_ms * 1000.0, length_us, {"layer": layer})
+
     def _steps(self, pid: int, plan: StepPlan, result: StepResult, start_us: float) -> float:
         """Add the steps of one batch from ``start_us`` on; returns when they end."""
         beside_sms = sum(job.sms for job in plan.jobs)
@@ -73,7 +83,7 @@ class PerfettoWriter:
         before = self._seen.get(pid)
         if before is None:
             names = ((None, "process_name", f"instance {pid}"), (DECODE, "thread_name", "decode"),
-                     (FINETUNE, "thread_name", "finetuning"))  # fmt: skip
+                     (FINETUNE, "thread_name", "finetuning"), (COPY, "thread_name", "copy stream"))  # fmt: skip
             for tid, kind, name in names:
                 self._event({"ph": "M", "pid": pid, "tid": tid or 0, "name": kind, "args": {"name": name}})
         if before == state:
@@ -92,9 +102,6 @@ class PerfettoWriter:
             self._instant(
                 pid, FINETUNE, "lend" if lent > before[2] else "reclaim", at_us, {"rows": abs(lent - before[2])}
             )
-        if window != before[3]:
-            name = "window grows" if window > before[3] else "window shrinks"
-            self._instant(pid, FINETUNE, name, at_us, {"layers": abs(window - before[3])})
 
     def _slice(self, pid: int, tid: int, name: str, at_us: float, length_us: float, about: dict[str, Any]) -> None:
         self._event({"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": at_us, "dur": length_us, "args": about})

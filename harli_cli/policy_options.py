@@ -28,13 +28,11 @@ def read_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 def check_options(policy: str, factory: PolicyFactory, options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` unless ``factory`` can be called as ``factory(context, **options)``."""
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):
-        return  # some callables written in C do not tell
-    taken = list(signature.parameters.values())[1:]  # the first one is the context
-    known = sorted(one.name for one in taken if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
-    if not any(one.kind is one.VAR_KEYWORD for one in taken):
+    signature = _signature(factory)
+    if signature is None:
+        return
+    known, takes_any = _options_taken(signature)
+    if not takes_any:
         for option in options:
             if option not in known:
                 raise ConfigError(f"policy {policy!r} has no option {option!r}; it has {', '.join(known) or 'none'}")
@@ -44,3 +42,46 @@ def check_options(policy: str, factory: PolicyFactory, options: Mapping[str, Any
         raise ConfigError(
             f"policy {policy!r} cannot be made from a context and the options {dict(options)}: {error}"
         ) from None
+
+
+def options_of_each(policies: Mapping[str, PolicyFactory], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Deal ``options`` out to several policies: ``POLICY.NAME`` is for that one, ``NAME`` for all that take it.
+
+    Raises `ConfigError` for an option that no policy gets.
+    """
+    dealt: dict[str, dict[str, Any]] = {policy: {} for policy in policies}
+    for full_name in sorted(options, key=lambda name: "." in name):  # what is for one beats what is for all
+        policy, dot, name = full_name.rpartition(".")
+        if dot and policy not in policies:
+            raise ConfigError(
+                f"policy option {full_name!r}: {policy!r} is no policy of this comparison; they are {', '.join(policies)}"
+            )
+        getting = [policy] if dot else [one for one, factory in policies.items() if _takes(factory, name)]
+        if not getting:
+            raise ConfigError(f"policy option {name!r}: none of {', '.join(policies)} has it")
+        for one in getting:
+            dealt[one][name] = options[full_name]
+    return dealt
+
+
+def _takes(factory: PolicyFactory, option: str) -> bool:
+    signature = _signature(factory)
+    if signature is None:
+        return False
+    known, takes_any = _options_taken(signature)
+    return takes_any or option in known
+
+
+def _signature(factory: PolicyFactory) -> inspect.Signature | None:
+    """`None` for some callables written in C, which do not tell."""
+    try:
+        return inspect.signature(factory)
+    except (TypeError, ValueError):
+        return None
+
+
+def _options_taken(signature: inspect.Signature) -> tuple[list[str], bool]:
+    """Names of the options, sorted, and whether any other is taken too."""
+    taken = list(signature.parameters.values())[1:]  # the first one is the context
+    known = sorted(one.name for one in taken if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+    return known, any(one.kind is one.VAR_KEYWORD for one in taken)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from harli_cli.log_file import DecisionLogWriter
 from harli_cli.perfetto import PerfettoWriter, SinkPair
 from harli_cli.results import NAMES, discard_summary, prepared, write_results
 from harli_cli.scenario import Scenario, Stage
-from harli_cli.serving_gpus import serving_gpus
+from harli_cli.serving_gpus import fewest_serving
 from harli_core.config import RunConfig
 from harli_core.errors import AuditError, ConfigError, MemoryAccountingError
+from harli_core.records import RequestBook, StepBook
 from harli_core.summary import RunFacts, summarise, utilisation
+from traces import LoadedTrace
 
 SUMMARY_SCHEMA = 1
 
@@ -32,16 +35,15 @@ def execute(
         check_log(perfetto, out, config, "--perfetto")
         if log is not None and log.resolve() == perfetto.resolve():
             raise ConfigError(f"--perfetto {perfetto}: --log writes there; give the trace a name of its own")
-    scenario = Scenario(config)
-    options = dict(config.policy_options)
-    search = config.policy == "separate" and config.serving_gpus is None and "serving_gpus" not in options
-    if config.policy == "separate":
-        options.setdefault("serving_gpus", config.serving_gpus or 1)
-    scenario.contexts.policies(config.policy, options)
+    prepared_run = PreparedRun.of(config)
     with prepared(out) as folder:
-        if search:
-            options["serving_gpus"] = serving_gpus(config, scenario, stage)
-        return _run_and_write(scenario, options, folder, log, baselines, stage, perfetto)
+        try:
+            finished = prepared_run.finish(stage, baselines=baselines, log=log, perfetto=perfetto)
+        except (AuditError, MemoryAccountingError):
+            discard_summary(folder)
+            raise
+        write_results(folder, finished.summary, finished.requests, finished.steps)
+    return finished.summary
 
 
 def check_log(log: Path, out: Path, config: RunConfig, option: str = "--log") -> None:
@@ -51,46 +53,82 @@ def check_log(log: Path, out: Path, config: RunConfig, option: str = "--log") ->
             raise ConfigError(f"{option} {log}: {path} is in use already; give the log a name of its own")
 
 
-def _run_and_write(
-    scenario: Scenario,
-    options: dict[str, Any],
-    out: Path,
-    log: Path | None,
-    baselines: bool,
-    stage: Stage,
-    perfetto: Path | None,
-) -> dict[str, Any]:
-    config = scenario.config
-    total = len(scenario.loaded.trace)
-    try:
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """An audited run: its summary and its books."""
+
+    summary: dict[str, Any]
+    requests: RequestBook
+    steps: StepBook
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A scenario whose policy and options were tried, so that what is wrong with them is said before anything runs.
+
+    ``searches``: its policy is ``separate``, and how many GPUs serve is yet to be found.
+    """
+
+    scenario: Scenario
+    options: Mapping[str, Any]
+    searches: bool
+
+    @classmethod
+    def of(cls, config: RunConfig, loaded: LoadedTrace | None = None) -> PreparedRun:
+        """Load and check; ``loaded`` spares reading the trace again. Raises `HarliError` subclasses."""
+        scenario = Scenario(config, loaded)
+        options = dict(config.policy_options)
+        searches = config.policy == "separate" and config.serving_gpus is None and "serving_gpus" not in options
+        if config.policy == "separate":
+            options.setdefault("serving_gpus", config.serving_gpus or 1)
+        scenario.contexts.policies(config.policy, options)
+        return cls(scenario, options, searches)
+
+    def finish(
+        self, stage: Stage, *, baselines: bool = False, log: Path | None = None, perfetto: Path | None = None
+    ) -> FinishedRun:
+        """Simulate and audit; nothing is written but ``log`` and ``perfetto``."""
+        scenario, config, options = self.scenario, self.scenario.config, dict(self.options)
+        found: tuple[SimOutcome, DeviceModel] | None = None
+        if self.searches:
+            options["serving_gpus"], outcome, device = fewest_serving(scenario, stage)
+            found = outcome, device
         with ExitStack() as opened:
             sinks: list[DecisionLogWriter | PerfettoWriter] = []
             if log is not None:
-                writer = DecisionLogWriter(log, scenario.contexts.header(config.policy, options))
-                sinks.append(opened.enter_context(writer))
+                header = scenario.contexts.header(config.policy, options)
+                sinks.append(opened.enter_context(DecisionLogWriter(log, header)))
             if perfetto is not None:
                 sinks.append(opened.enter_context(PerfettoWriter(perfetto)))
-            sink = SinkPair(*sinks) if len(sinks) > 1 else next(iter(sinks), None)
-            outcome, device = scenario.run(config.policy, options, sink, stage(config.policy, total))
-    except (AuditError, MemoryAccountingError):
-        discard_summary(out)
-        raise
-    summary = {
-        "schema": SUMMARY_SCHEMA,
-        "harli_version": __version__,
-        "backend": "sim",
-        "config": {**config.model_dump(), "policy_options": options},
-        "trace": {**scenario.loaded.trace.summary(), "format": scenario.loaded.format, "repairs": _repairs(scenario)},
-        **_sections(scenario, outcome, device),
-    }
-    if baselines:
-        summary["baselines"] = _baselines(config, scenario, summary, stage)
-    write_results(out, summary, outcome.requests, outcome.steps)
-    return summary
+            if found is None or sinks:
+                sink = SinkPair(*sinks) if len(sinks) > 1 else next(iter(sinks), None)
+                progress = stage(config.policy, len(scenario.loaded.trace))
+                found = scenario.run(config.policy, options, sink, progress)
+            outcome, device = found
+            for writer in sinks:
+                if isinstance(writer, PerfettoWriter):
+                    _add_copies(writer, outcome)
+        summary = {
+            "schema": SUMMARY_SCHEMA,
+            "harli_version": __version__,
+            "backend": "sim",
+            "config": {**config.model_dump(), "policy_options": options},
+            "trace": {
+                **scenario.loaded.trace.summary(),
+                "format": scenario.loaded.format,
+                "repairs": asdict(scenario.loaded.repairs),
+            },
+            **_sections(scenario, outcome, device),
+        }
+        if baselines:
+            summary["baselines"] = _baselines(config, scenario, summary, stage)
+        return FinishedRun(summary, outcome.requests, outcome.steps)
 
 
-def _repairs(scenario: Scenario) -> dict[str, Any]:
-    return asdict(scenario.loaded.repairs)
+def _add_copies(writer: PerfettoWriter, outcome: SimOutcome) -> None:
+    for instance, state in enumerate(outcome.instances):
+        if state.copies is not None:
+            writer.add_copies(instance, state.copies, outcome.duration_s)
 
 
 def _sections(scenario: Scenario, outcome: SimOutcome, device: DeviceModel) -> dict[str, Any]:
@@ -134,8 +172,11 @@ def _baselines(config: RunConfig, scenario: Scenario, summary: dict[str, Any], s
     total = len(scenario.loaded.trace)
     alone, alone_device = scenario.run("inference_only", {}, progress=stage("inference_only", total))
     alone_steps = _sections(scenario, alone, alone_device)["steps"]
-    serving = config.serving_gpus or serving_gpus(config, scenario, stage)
-    apart, apart_device = scenario.run("separate", {"serving_gpus": serving}, progress=stage("separate", total))
+    if config.serving_gpus is None:
+        serving, apart, apart_device = fewest_serving(scenario, stage)
+    else:
+        serving = config.serving_gpus
+        apart, apart_device = scenario.run("separate", {"serving_gpus": serving}, progress=stage("separate", total))
     apart_tokens_per_s = _sections(scenario, apart, apart_device)["finetune"]["tokens_per_s"]
     own_tokens_per_s = summary["finetune"]["tokens_per_s"]
     own, other = (sum(section["violations"].values()) for section in (summary["steps"], alone_steps))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from backends.sim.device_model import DeviceModel
+from backends.sim.simulation import SimOutcome
 from harli_cli.scenario import Scenario, Stage
-from harli_core.config import RunConfig
 
 KEPT_SHARE = 0.999
 """Share of steps that must be within the target."""
 
 
-def serving_gpus(config: RunConfig, scenario: Scenario, stage: Stage) -> int:
-    """Try 1, 2, .. GPUs under ``inference_only`` on this trace; all of them when none keeps the target."""
-    for gpus in range(1, config.gpus):
-        tried = Scenario(config.model_copy(update={"gpus": gpus}), loaded=scenario.loaded)
-        progress = stage(f"inference_only on {gpus}", len(scenario.loaded.trace))
-        outcome, _ = tried.run("inference_only", {}, progress=progress)
+def fewest_serving(scenario: Scenario, stage: Stage) -> tuple[int, SimOutcome, DeviceModel]:
+    """Run ``separate`` with 1, 2, .. GPUs that serve, until they keep the target; all of them when no number does.
+
+    Gives that number and its run. Those GPUs step as they would under ``inference_only`` with no others beside them, so
+    the run that answers the question is also the one that was asked for.
+    """
+    total, serving = len(scenario.loaded.trace), 0
+    while True:
+        serving += 1
+        progress = stage(f"separate, {serving} serving", total)
+        outcome, device = scenario.run("separate", {"serving_gpus": serving}, progress=progress)
         steps = outcome.steps
         over = steps.solo_violations + steps.finetune_violations
-        if not len(steps) or 1.0 - over / len(steps) >= KEPT_SHARE:
-            return gpus
-    return config.gpus
+        if serving == scenario.config.gpus or not len(steps) or 1.0 - over / len(steps) >= KEPT_SHARE:
+            return serving, outcome, device

@@ -5,25 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from harli_cli.option_groups import with_groups
 from harli_cli.settings import merged
-from harli_cli.trace_options import (
-    ClipPromptOption,
-    DropFailedOption,
-    DropInvalidOption,
-    DurationOption,
-    LimitOption,
-    RateOption,
-    RateScaleOption,
-    RepeatOption,
-    SortOption,
-    StartOption,
-    TraceFormatOption,
-    load_configured,
-)
+from harli_cli.trace_options import TracePart, TraceReading, load_configured
 from harli_core.errors import ConfigError
 from traces import LoadedTrace
 
@@ -33,19 +21,16 @@ SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everythi
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
-def _load(file: str, **options: Any) -> LoadedTrace:
-    return load_configured(merged(None, {"trace": file, **options}, []))
+def _load(file: str, reading: TraceReading, part: TracePart | None, seed: int | None) -> LoadedTrace:
+    options = {**asdict(reading), **({} if part is None else asdict(part)), "trace": file, "seed": seed}
+    return load_configured(merged(None, options, []))
 
 
 @trace_app.command()
+@with_groups
 def inspect(
     file: Annotated[str, typer.Argument(help="A trace file, or 'synthetic'.")],
-    trace_format: TraceFormatOption = None,
-    sort: SortOption = None,
-    drop_failed: DropFailedOption = None,
-    drop_invalid: DropInvalidOption = None,
-    clip_prompt: ClipPromptOption = None,
-    rate: RateOption = None,
+    reading: TraceReading,
     seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,16 +38,7 @@ def inspect(
     from harli_cli.trace_report import print_report  # noqa: PLC0415  (keeps --help fast)
     from traces.statistics import facts_of  # noqa: PLC0415
 
-    loaded = _load(
-        file,
-        format=trace_format,
-        sort=sort,
-        drop_failed=drop_failed,
-        drop_invalid=drop_invalid,
-        clip_prompt=clip_prompt,
-        rate=rate,
-        seed=seed,
-    )
+    loaded = _load(file, reading, None, seed)
     facts = facts_of(loaded.trace)
     if as_json:
         found = {"format": loaded.format, "reason": loaded.reason, "repairs": asdict(loaded.repairs), **asdict(facts)}
@@ -72,20 +48,12 @@ def inspect(
 
 
 @trace_app.command()
+@with_groups
 def convert(
     source: Annotated[str, typer.Argument(help="A trace file, or 'synthetic'.")],
     target: Annotated[Path, typer.Argument(help="File to write: .csv, .csv.gz, .csv.zst or .parquet.")],
-    trace_format: TraceFormatOption = None,
-    sort: SortOption = None,
-    drop_failed: DropFailedOption = None,
-    drop_invalid: DropInvalidOption = None,
-    clip_prompt: ClipPromptOption = None,
-    rate: RateOption = None,
-    start: StartOption = None,
-    duration: DurationOption = None,
-    limit: LimitOption = None,
-    repeat: RepeatOption = None,
-    rate_scale: RateScaleOption = None,
+    reading: TraceReading,
+    part: TracePart,
     seed: SeedOption = None,
 ) -> None:
     """Read a trace in any format and write it, or a part of it, in Harli's own."""
@@ -93,21 +61,7 @@ def convert(
     from traces.writing import check_ending, write_trace  # noqa: PLC0415
 
     check_ending(target)
-    loaded = _load(
-        source,
-        format=trace_format,
-        sort=sort,
-        drop_failed=drop_failed,
-        drop_invalid=drop_invalid,
-        clip_prompt=clip_prompt,
-        rate=rate,
-        start=start,
-        duration=duration,
-        limit=limit,
-        repeat=repeat,
-        rate_scale=rate_scale,
-        seed=seed,
-    )
+    loaded = _load(source, reading, part, seed)
     write_trace(target, loaded.trace)
     for line in repairs({"trace": {"repairs": asdict(loaded.repairs)}}):
         typer.echo(line)

@@ -1,8 +1,8 @@
-"""The options that say which trace, how it is repaired and what part of it; the same in every command that reads one."""
+"""The options that say how a trace is read and what part of it is taken, and the trace that comes of them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -10,33 +10,46 @@ import typer
 from harli_core.config import RunConfig
 from traces import LoadedTrace, RepairOptions, Shape, load_trace, shaped
 
-TraceFormatOption = Annotated[
-    str | None, typer.Option("--format", help="Format of the trace file [default: told by its header or keys].")
-]
-SortOption = Annotated[bool | None, typer.Option("--sort", help="Accept arrivals out of order and sort them.")]
-DropFailedOption = Annotated[
-    bool | None, typer.Option("--drop-failed", help="Leave out requests that the file marks as failed.")
-]
-DropInvalidOption = Annotated[bool | None, typer.Option("--drop-invalid", help="Leave out rows that cannot be read.")]
-ClipPromptOption = Annotated[
-    int | None, typer.Option("--clip-prompt", metavar="N", help="Cut longer prompts to N tokens.")
-]
-RateOption = Annotated[
-    float | None, typer.Option("--rate", help="Requests a second (Poisson) for a file without arrivals.")
-]
-StartOption = Annotated[
-    float | None, typer.Option("--start", metavar="S", help="Begin at this second of the trace [default: 0].")
-]
-DurationOption = Annotated[
-    float | None, typer.Option("--duration", metavar="S", help="Keep so many seconds of the trace [default: all].")
-]
-LimitOption = Annotated[int | None, typer.Option("--limit", metavar="N", help="Keep the first N requests.")]
-RepeatOption = Annotated[
-    int | None, typer.Option("--repeat", metavar="N", help="Replay the trace N times in a row [default: 1].")
-]
-RateScaleOption = Annotated[
-    float | None, typer.Option("--rate-scale", metavar="X", help="Replay at X times the trace's rate [default: 1].")
-]
+
+@dataclass(frozen=True, slots=True)
+class TraceReading:
+    """How a trace file is read and repaired (a group of `harli_cli.option_groups`); `None`: not given."""
+
+    format: Annotated[
+        str | None, typer.Option("--format", help="Format of the trace file [default: told by its header or keys].")
+    ] = None
+    sort: Annotated[bool | None, typer.Option("--sort", help="Accept arrivals out of order and sort them.")] = None
+    drop_failed: Annotated[
+        bool | None, typer.Option("--drop-failed", help="Leave out requests that the file marks as failed.")
+    ] = None
+    drop_invalid: Annotated[bool | None, typer.Option("--drop-invalid", help="Leave out rows that cannot be read.")] = (
+        None
+    )
+    clip_prompt: Annotated[
+        int | None, typer.Option("--clip-prompt", metavar="N", help="Cut longer prompts to N tokens.")
+    ] = None
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Requests a second (Poisson) for a file without arrivals.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TracePart:
+    """What part of a trace is taken, how often and how fast; `None`: not given."""
+
+    start: Annotated[
+        float | None, typer.Option("--start", metavar="S", help="Begin at this second of the trace [default: 0].")
+    ] = None
+    duration: Annotated[
+        float | None, typer.Option("--duration", metavar="S", help="Keep so many seconds of the trace [default: all].")
+    ] = None
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Keep the first N requests.")] = None
+    repeat: Annotated[
+        int | None, typer.Option("--repeat", metavar="N", help="Replay the trace N times in a row [default: 1].")
+    ] = None
+    rate_scale: Annotated[
+        float | None, typer.Option("--rate-scale", metavar="X", help="Replay at X times the trace's rate [default: 1].")
+    ] = None
 
 
 def load_configured(config: RunConfig) -> LoadedTrace:

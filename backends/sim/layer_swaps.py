@@ -2,8 +2,39 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
+
 from backends.sim.pcie_link import PcieLink
 from harli_core.memory.window import LayerWindow
+
+
+class LayerCopies:
+    """Which layers were copied to the GPU, and when: flat columns, as there may be hundreds of thousands."""
+
+    def __init__(self, duration_ms: float) -> None:
+        """Each copy takes ``duration_ms`` once it has the link."""
+        self.duration_ms = duration_ms
+        self._layers = array("h")
+        self._ends_ms = array("d")
+
+    def __len__(self) -> int:
+        """Copies so far."""
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[tuple[int, float, float]]:
+        """Layer, begin and end in ms of each copy, in order."""
+        for layer, end_ms in zip(self._layers, self._ends_ms, strict=True):
+            yield layer, end_ms - self.duration_ms, end_ms
+
+    def add(self, layer: int, end_ms: float) -> None:
+        """One more, done at ``end_ms``."""
+        self._layers.append(layer)
+        self._ends_ms.append(end_ms)
+
+    def cut(self, count: int) -> None:
+        """Keep the first ``count``."""
+        del self._layers[count:], self._ends_ms[count:]
 
 
 class LayerSwaps:
@@ -20,7 +51,7 @@ class LayerSwaps:
         self._link = link
         self._layer_bytes = layer_bytes
         self._ready_ms: dict[int, float] = {}
-        self.swaps_in = 0
+        self.copies = LayerCopies(link.duration_ms(layer_bytes))
         self.settled = layer_bytes == 0
 
     def ready_ms(self, walk: int, now_ms: float) -> float:
@@ -38,6 +69,11 @@ class LayerSwaps:
         return max(now_ms, self._ready_ms[window.layer_at(walk)])
 
     @property
+    def swaps_in(self) -> int:
+        """Layers brought to the GPU so far, or on their way."""
+        return len(self.copies)
+
+    @property
     def swapped_bytes(self) -> int:
         """Bytes moved to the GPU so far."""
         return self._link.transferred_bytes
@@ -51,11 +87,12 @@ class LayerSwaps:
         """State to `restore`; taken before a look ahead that may have to be undone."""
         link = self._link
         resident = tuple(self.window.resident)
-        return resident, dict(self._ready_ms), link.free_at_ms, link.transferred_bytes, self.swaps_in, self.settled
+        return resident, dict(self._ready_ms), link.free_at_ms, link.transferred_bytes, len(self.copies), self.settled
 
     def restore(self, state: tuple[tuple[int, ...], dict[int, float], float, int, int, bool]) -> None:
         """Undo what was queued since the snapshot; the window's capacity is as it was then."""
-        resident, ready_ms, free_at_ms, transferred_bytes, self.swaps_in, self.settled = state
+        resident, ready_ms, free_at_ms, transferred_bytes, copies, self.settled = state
+        self.copies.cut(copies)
         self.window.reset(resident)
         self._ready_ms = dict(ready_ms)
         self._link.free_at_ms = free_at_ms
@@ -63,8 +100,8 @@ class LayerSwaps:
 
     def _fetch(self, layer: int, now_ms: float) -> None:
         self.window.insert(layer)
-        self._ready_ms[layer] = self._link.transfer(now_ms, self._layer_bytes)
-        self.swaps_in += 1
+        self._ready_ms[layer] = done_ms = self._link.transfer(now_ms, self._layer_bytes)
+        self.copies.add(layer, done_ms)
 
     def _drop(self, layer: int | None) -> None:
         assert layer is not None, "a full window always has a layer to give up"

@@ -15,7 +15,7 @@ from backends.sim.decode_instance import PINNED_TOKENS, DecodeInstance, Instance
 from backends.sim.device_model import DeviceModel
 from backends.sim.finetune_job import FinetuneJob
 from backends.sim.job_memory import JobMemory
-from backends.sim.layer_swaps import LayerSwaps
+from backends.sim.layer_swaps import LayerCopies, LayerSwaps
 from backends.sim.pcie_link import PcieLink
 from backends.sim.prefill_stage import PrefillStage
 from backends.sim.request import SimRequest
@@ -59,7 +59,10 @@ class SimSettings:
 
 @dataclass(frozen=True, slots=True)
 class InstanceState:
-    """What the audit and the summary want to know of an instance after the run."""
+    """What the audit and the summary want to know of an instance after the run, and which layers were copied when.
+
+    Without a job it has no ``copies``.
+    """
 
     unfinished: int
     used_tokens: int
@@ -71,6 +74,7 @@ class InstanceState:
     swapped_bytes: int
     rows_lent: int
     rows_reclaimed: int
+    copies: LayerCopies | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +248,7 @@ class Simulation:
             swapped_bytes=job.swaps.swapped_bytes if job is not None else 0,
             rows_lent=memory.lent_total if memory is not None else 0,
             rows_reclaimed=memory.reclaimed_total if memory is not None else 0,
+            copies=job.swaps.copies if job is not None else None,
         )
 
     def _audit(self, outcome: SimOutcome) -> None:

@@ -7,12 +7,9 @@ beside this file.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
@@ -21,33 +18,16 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import azure_conv, provenance, write_json  # noqa: E402
+from benchmarks.replay.fresh_run import fresh_run  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LIMITS = {"wall_s": 10.0, "peak_mib": 300.0}
 
 
 def measure(arguments: list[str]) -> dict[str, float]:
-    """One fresh process from its start to its end; raises `SystemExit` with its message when it fails."""
+    """One fresh process, its results thrown away."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "harli_cli", "run", *arguments, "--out", folder]
-        started_s = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall_s = time.perf_counter() - started_s
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.stderr is not None, "it was asked for"
-        with process.stderr:
-            said = process.stderr.read().decode()
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {said}")
-        summary = json.loads((Path(folder) / "summary.json").read_text("utf-8"))
-    return {
-        "wall_s": wall_s,
-        "cpu_s": usage.ru_utime + usage.ru_stime,
-        "peak_mib": usage.ru_maxrss / 1024,
-        "requests": summary["requests"]["arrivals"],
-        "steps": summary["steps"]["count"],
-    }
+        return fresh_run(arguments, Path(folder))
 
 
 def main() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +17,42 @@ from harli_cli.comparison.checks import judge, read_check
 from harli_cli.comparison.measures import GAINS, NAMES, figures
 from harli_cli.comparison.statistics import best, row, with_gains
 from harli_cli.comparison.workers import run_all
-from harli_cli.results import prepared, replace_file
-from harli_cli.run import execute
-from harli_cli.scenario import Scenario, Stage
+from harli_cli.policy_options import options_of_each
+from harli_cli.provenance import provenance
+from harli_cli.results import NAMES as RUN_RESULTS
+from harli_cli.results import prepared, replace_file, write_results
+from harli_cli.run import PreparedRun
+from harli_cli.scenario import Stage
+from harli_cli.trace_options import load_configured
 from harli_core.config import RunConfig
 from harli_core.errors import ConfigError
+from policies import find_policy
 
 RESULT = "compare.json"
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One policy under one seed; ``scratch`` is a folder for its tables, ``drawn`` whether figures are wanted of it."""
+class Comparison:
+    """What is compared, and how it is judged. ``command`` is how that was asked for.
+
+    ``jobs``: processes, `None` for as many as there are cores for this program.
+    """
 
     config: RunConfig
-    scratch: Path
+    policies: Sequence[str]
+    seeds: int
+    checks: Sequence[str]
+    jobs: int | None
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One policy under one seed. ``tables`` is a folder for its results, if they are kept, ``drawn`` whether in a report."""
+
+    config: RunConfig
+    tables: Path | None
     drawn: bool
 
     def __str__(self) -> str:
@@ -38,45 +60,44 @@ class Case:
         return f"policy {self.config.policy}, seed {self.config.seed}"
 
 
-def compare(
-    config: RunConfig,
-    policies: Sequence[str],
-    seeds: int,
-    jobs: int | None,
-    checks: Sequence[str],
-    out: Path,
-    as_html: bool,
-    stage: Stage,
-) -> dict[str, Any]:
-    """Run, judge, write ``compare.json`` (and ``report.html``); returns the document. Raises `HarliError` subclasses."""
+def compare(asked: Comparison, out: Path, as_html: bool, stage: Stage) -> dict[str, Any]:
+    """Run, judge, write ``compare.json`` (and ``report.html``), and the results of each policy under the first seed.
+
+    Returns the document. Raises `HarliError` subclasses.
+    """
+    config, policies = asked.config, asked.policies
     if len(set(policies)) != len(policies) or not policies:
         raise ConfigError(f"--policies {','.join(policies)}: expected different names, separated by commas")
-    read = [read_check(text, policies) for text in checks]
+    checks = [read_check(text, policies) for text in asked.checks]
+    factories = {policy: find_policy(policy) for policy in policies}
+    options = options_of_each(factories, config.policy_options)
+    seeds = tuple(range(config.seed, config.seed + asked.seeds))
+    origin = provenance(asked.command)
+    loaded = load_configured(config)
     for policy in policies:  # what is wrong with one is said before anything runs
-        chosen = config.model_copy(update={"policy": policy})
-        options = {"serving_gpus": config.serving_gpus or 1} if policy == "separate" else {}
-        Scenario(chosen).contexts.policies(policy, options)
-    every_seed = tuple(range(config.seed, config.seed + seeds))
-    asked = (*policies, *(name for name in GAINS.values() if name not in policies))
+        PreparedRun.of(_config(config, policy, seeds[0], options[policy]), loaded)
     with prepared(out) as folder, tempfile.TemporaryDirectory(prefix="harli-compare-") as scratch:
-        cases = [
-            Case(_config(config, policy, seed), Path(scratch), as_html and seed == every_seed[0] and policy in policies)
-            for seed in every_seed
-            for policy in asked
-        ]
-        answers = _run(cases, jobs, stage)
+        cases = list(_cases(asked, options, seeds, Path(scratch), as_html))
+        answers = _run(cases, asked.jobs, stage)
         runs = with_gains({(case.config.policy, case.config.seed): found for case, (found, _) in answers})
-        rows = [row(policy, every_seed, runs) for policy in policies]
+        rows = [{**row(policy, seeds, runs), "policy_options": options[policy]} for policy in policies]
         means = {one["policy"]: {name: one[name]["mean"] for name in NAMES} for one in rows}
         document = {
             "schema": SCHEMA,
             "harli_version": __version__,
-            "config": config.model_dump(exclude={"policy", "policy_options", "seed"}),
-            "seeds": list(every_seed),
+            **origin,
+            "config": {
+                **config.model_dump(exclude={"policy", "policy_options", "seed"}),
+                "trace": Path(config.trace).name,
+            },
+            "requests": len(loaded.trace),
+            "seeds": list(seeds),
             "rows": rows,
             "best_within_target": best(rows),
-            "checks": [asdict(judge(check, means)) for check in read],
+            "checks": [asdict(judge(check, means)) for check in checks],
         }
+        for policy in policies:
+            _keep(Path(scratch) / _folder_name(policy), folder / _folder_name(policy))
         if as_html:
             from harli_cli.report.pages import REPORT, compare_report  # noqa: PLC0415
 
@@ -85,6 +106,33 @@ def compare(
         text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
         replace_file(folder / RESULT, lambda file: file.write(text.encode()))
     return document
+
+
+def _cases(
+    asked: Comparison, options: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], scratch: Path, as_html: bool
+) -> Iterator[Case]:
+    """Every policy that is asked for, and every baseline of a gain, under every seed."""
+    baselines = [name for name in GAINS.values() if name not in asked.policies]
+    for seed in seeds:
+        for policy in asked.policies:
+            config = _config(asked.config, policy, seed, options[policy])
+            first = seed == seeds[0]
+            yield Case(config, scratch / _folder_name(policy) if first else None, first and as_html)
+        for policy in baselines:
+            yield Case(_config(asked.config, policy, seed, {}), None, False)
+
+
+def _folder_name(policy: str) -> str:
+    """``module:Class`` without the colon, which some file systems and archives refuse."""
+    return policy.replace(":", ".")
+
+
+def _keep(source: Path, target: Path) -> None:
+    """Copy the result files of a run, each whole or not at all, its summary last."""
+    with prepared(target):
+        for name in sorted(RUN_RESULTS, key=lambda name: name == "summary.json"):
+            with (source / name).open("rb") as file:
+                replace_file(target / name, partial(shutil.copyfileobj, file))
 
 
 Found = tuple[dict[str, float | None], dict[str, Any] | None]
@@ -106,27 +154,29 @@ def _run(cases: Sequence[Case], jobs: int | None, stage: Stage) -> list[tuple[Ca
 
 def _work(case: Case) -> Found:
     """One run in a process of its own: its figures, and what the report draws."""
-    folder = case.scratch / f"{case.config.seed}-{os.getpid()}"
-    summary = execute(case.config, folder, None, False, _silent)
+    finished = PreparedRun.of(case.config).finish(_silent)
     drawn: dict[str, Any] | None = None
-    if case.drawn:
-        from harli_cli.report.columns import read_result  # noqa: PLC0415
-        from harli_cli.report.digest import digest  # noqa: PLC0415
+    if case.tables is not None:
+        case.tables.mkdir()
+        write_results(case.tables, finished.summary, finished.requests, finished.steps)
+        if case.drawn:
+            from harli_cli.report.columns import read_result  # noqa: PLC0415
+            from harli_cli.report.digest import digest  # noqa: PLC0415
 
-        drawn = digest(read_result(folder))
-    return figures(summary), drawn
+            drawn = digest(read_result(case.tables))
+    return figures(finished.summary), drawn
 
 
 def _silent(_name: str, _total: int) -> Any:
     return lambda _count: None
 
 
-def _config(config: RunConfig, policy: str, seed: int) -> RunConfig:
+def _config(config: RunConfig, policy: str, seed: int, options: Mapping[str, Any]) -> RunConfig:
     return config.model_copy(
         update={
             "policy": policy,
             "seed": seed,
-            "policy_options": {},
+            "policy_options": dict(options),
             "serving_gpus": config.serving_gpus if policy == "separate" else None,
         }
     )

@@ -9,13 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure of a summary. ``path`` leads through its sections; ``shape`` is how a table prints it."""
+    """One figure of a summary. ``path`` leads through its sections; ``shape`` is how a table prints it.
+
+    ``of``: the figure is a share of what lies there; then nothing at ``path`` is none.
+    """
 
     name: str
     heading: str
     path: tuple[str, ...]
     shape: str
     meaning: str
+    of: tuple[str, ...] | None = None
 
 
 MEASURES = (
@@ -44,6 +48,9 @@ MEASURES = (
             "share of SM time given to finetuning"),
     Measure("prediction_error_mean", "prediction error", ("steps", "prediction_error", "mean"), ".2%",
             "relative error of the step latency that the policy expected, mean"),
+    Measure("extrapolated", "extrapolated", ("device_model", "extrapolated", "colocated"), ".1%",
+            "share of steps beside finetuning whose duration lies outside the measured range",
+            ("device_model", "evaluated", "colocated")),
 )  # fmt: skip
 """Figures taken from each run's summary."""
 
@@ -56,7 +63,15 @@ NAMES = (*(measure.name for measure in MEASURES), *GAINS)
 
 def figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """The measures of one summary; `None` where it has none (no step, say)."""
-    return {measure.name: _at(summary, measure.path) for measure in MEASURES}
+    return {measure.name: _figure(summary, measure) for measure in MEASURES}
+
+
+def _figure(summary: Mapping[str, Any], measure: Measure) -> float | None:
+    found = _at(summary, measure.path)
+    if measure.of is None:
+        return found
+    whole = _at(summary, measure.of)
+    return (found or 0.0) / whole if whole else None
 
 
 def _at(summary: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
@@ -64,5 +79,5 @@ def _at(summary: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
     for key in path:
         if found is None:
             return None
-        found = found[key]
+        found = found.get(key)
     return None if found is None else float(found)

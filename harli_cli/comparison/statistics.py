@@ -17,12 +17,12 @@ Figures = Mapping[str, float | None]
 
 def interval(values: Sequence[float]) -> dict[str, float | None]:
     """Mean and half width of Student's 95 % interval; no width for a single value."""
-    from scipy.special import stdtrit  # noqa: PLC0415  (heavy, and only a comparison needs it)
-
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2:
         return {"mean": mean, "half_width": None}
+    from scipy.special import stdtrit  # noqa: PLC0415  (heavy, and only a comparison needs it)
+
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
     quantile = float(stdtrit(count - 1, 0.5 + LEVEL / 2.0))
     return {"mean": mean, "half_width": quantile * math.sqrt(variance / count)}

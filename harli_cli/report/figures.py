@@ -55,7 +55,7 @@ def throughput(names: Sequence[str], values: Sequence[float], widths: Sequence[f
     bars: Figure = {
         "type": "bar", "orientation": "h", "y": list(names), "x": list(values), "name": "finetune tokens/s",
         "marker": {"color": [PALETTE[index % len(PALETTE)] for index in range(len(names))]},
-        "text": [f"{value:,.0f}" for value in values], "textposition": "auto",
+        "text": [f"{value:,.0f}" for value in values], "textposition": "auto", "insidetextanchor": "middle",
         "hovertemplate": "%{y}: %{x:,.0f} tokens/s<extra></extra>",
     }  # fmt: skip
     if widths is not None and any(widths):
@@ -81,11 +81,11 @@ def latency_cdf(digests: Digests, qos_ms: float) -> Figure:
     ]  # fmt: skip
     layout = {
         "xaxis": {"title": {"text": "step latency, ms"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "share of steps"}, "tickformat": ".0%", "range": [0, 1.02]},
+        "yaxis": {"title": {"text": "share of steps"}, "tickformat": ".0%", "range": [0, 1.12]},
         "shapes": [_line(qos_ms)],
         "annotations": [
-            {"x": qos_ms, "y": 0.05, "yref": "paper", "text": f"target {qos_ms:g} ms", "showarrow": False,
-             "xanchor": "right", "xshift": -4}
+            {"x": qos_ms, "y": 1.0, "yref": "paper", "text": f"target {qos_ms:g} ms", "showarrow": False,
+             "xanchor": "right", "yanchor": "top"}
         ],
     }  # fmt: skip
     return _figure("latency", "Step latency (CDF)", traces, layout)

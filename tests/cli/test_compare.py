@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from harli_cli.comparison.checks import judge, read_check
 from harli_cli.comparison.statistics import best, interval
 from harli_cli.comparison.workers import run_all
+from harli_cli.provenance import commit, machine
 from harli_core.errors import ConfigError, WorkerError
 
 
@@ -28,6 +30,7 @@ def test_rows_are_the_runs(harli: Any, trace: Path) -> None:
     assert (done.code, done.err) == (0, "")
     document = json.loads(done.out)
     assert document == json.loads(Path("c/compare.json").read_text())
+    assert (document["requests"], document["config"]["trace"]) == (3, "three.csv")
     (row,) = document["rows"]
     for index, seed in enumerate(("0", "1")):
         tokens = {}
@@ -42,13 +45,80 @@ def test_rows_are_the_runs(harli: Any, trace: Path) -> None:
             assert row[f"gain_over_{other}"]["values"][index] == expected
 
 
+def test_origin(harli: Any, trace: Path) -> None:
+    """The result says which command made it, on which machine and of which code; of the trace's path only its name."""
+    done = harli(
+        "compare",
+        f"--trace={trace}",
+        "--policies",
+        "hybrid",
+        "--seeds",
+        "1",
+        "--no-html",
+        "--check",
+        "hybrid.steps > 0",
+    )
+    document = json.loads(Path("out/compare.json").read_text())
+    assert (done.code, document["command"]) == (
+        0, "harli compare --trace=three.csv --policies hybrid --seeds 1 --no-html --check 'hybrid.steps > 0'",
+    )  # fmt: skip
+    assert document["machine"] == machine()
+    assert document["commit"] == commit()
+    assert str(trace.parent) not in json.dumps(document)
+
+
+def test_results_of_the_first_seed(harli: Any, trace: Path) -> None:
+    """They are those of `harli run`, in a folder a policy; no other seed leaves any, nor does a baseline not asked for."""
+    common = ("--trace", trace, "--gpus", "2", "--seed", "3")
+    harli("compare", *common, "--policies", "hybrid,harli", "--seeds", "2", "--no-html")
+    files = {str(path.relative_to("out")) for path in Path("out").rglob("*") if path.is_file()}
+    names = ("summary.json", "requests.parquet", "steps.parquet")
+    assert files == {"compare.json", *(f"{policy}/{name}" for policy in ("hybrid", "harli") for name in names)}
+    harli("run", *common, "--policy", "harli", "--out", "alone")
+    for name in names:
+        assert Path("alone", name).read_bytes() == Path("out/harli", name).read_bytes()
+
+
+def test_options_reach_the_policies_that_have_them(harli: Any, trace: Path) -> None:
+    """A name is for all that have it, after the name of a policy for that one alone; the rows say who got what."""
+    common = ("compare", "--trace", trace, "--seeds", "1", "--no-html", "--json", "--policies")
+    options = ("hysteresis=0.5", "harli.hold_steps=8", "harli.hysteresis=0.25")
+    document = json.loads(harli(*common, "harli,hybrid,inference_only", *_options(options)).out)
+    assert [row["policy_options"] for row in document["rows"]] == [
+        {"hysteresis": 0.25, "hold_steps": 8}, {"hysteresis": 0.5}, {}
+    ]  # fmt: skip
+    summary = json.loads(Path("out/harli/summary.json").read_text())
+    assert summary["config"]["policy_options"] == {"hysteresis": 0.25, "hold_steps": 8}
+
+
+def test_options_of_a_configuration_file(harli: Any, trace: Path) -> None:
+    """Its table [policy_options] is dealt out the same way."""
+    Path("c.toml").write_text('[policy_options]\nhold_steps = 4\n"hybrid.margin" = 0.1\n')
+    command = ("compare", "--trace", trace, "--seeds", "1", "--no-html", "--json", "--config", "c.toml")
+    document = json.loads(harli(*command, "--policies", "hybrid,harli").out)
+    assert [row["policy_options"] for row in document["rows"]] == [{"hold_steps": 4, "margin": 0.1}, {"hold_steps": 4}]
+
+
+@pytest.mark.parametrize(
+    "option", ["nobody=1", "harli.margin=1", "separate.serving_gpus=1", "hold_steps", "hybrid.margin=often"]
+)
+def test_an_option_that_fits_no_policy_is_refused(harli: Any, trace: Path, option: str) -> None:
+    """Before anything runs, by its name."""
+    done = harli("compare", "--trace", trace, "--policies", "hybrid,harli", *_options([option]))
+    assert option.partition("=")[0].rpartition(".")[2] in done.error()
+
+
+def _options(pairs: Sequence[str]) -> list[str]:
+    return [word for pair in pairs for word in ("--policy-option", pair)]
+
+
 @pytest.mark.parametrize(("check", "code"), [("hybrid.steps > 0", 0), ("hybrid.steps < 1", 1)])
 def test_a_check_sets_the_exit_code(harli: Any, trace: Path, check: str, code: int) -> None:
     """1 when it fails, and the result is written all the same."""
     done = harli("compare", "--trace", trace, "--policies", "hybrid", "--seeds", "1", "--no-html", "--check", check)
     assert done.code == code
     assert ("FAILS" in done.out) == bool(code)
-    assert [path.name for path in Path("out").iterdir()] == ["compare.json"]
+    assert {path.name for path in Path("out").iterdir()} == {"compare.json", "hybrid"}
 
 
 @pytest.mark.parametrize(

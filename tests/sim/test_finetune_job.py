@@ -85,7 +85,7 @@ def state_of(job: FinetuneJob) -> tuple[object, ...]:
     swaps = job.swaps
     return (
         job.cursor.index, job.cursor.steps, job.fraction, job.sms, job.stall_ms,
-        swaps.swaps_in, swaps.swapped_bytes, tuple(swaps.window.resident),
+        tuple(swaps.copies), swaps.swapped_bytes, tuple(swaps.window.resident),
     )  # fmt: skip
 
 

@@ -1,0 +1,93 @@
+"""``harli compare``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from harli_cli.progress import progress
+from harli_cli.provenance import typed_command
+from harli_cli.settings import merged
+
+
+def compare(
+    trace: Annotated[str | None, typer.Option(help="Trace file, or 'synthetic' [default: synthetic].")] = None,
+    policies: Annotated[
+        str | None, typer.Option(help="Names, separated by commas [default: the built-in ones].")
+    ] = None,
+    policy_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy-option",
+            metavar="NAME=VALUE",
+            help="Option of every policy that has it, or POLICY.NAME=VALUE of that one; repeatable.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each policy, with seeds from --seed on.")] = 5,
+    seed: Annotated[int | None, typer.Option(help="The first seed [default: 0].")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Decode GPUs [default: 2].")] = None,
+    prefill_gpus: Annotated[int | None, typer.Option(help="Prefill GPUs; 0: none [default: 1].")] = None,
+    serving_gpus: Annotated[int | None, typer.Option(help="GPUs that serve under 'separate'.")] = None,
+    model: Annotated[str | None, typer.Option(help="Served model [default: llama3-8b].")] = None,
+    finetune_model: Annotated[str | None, typer.Option(help="Finetuned model [default: the served one].")] = None,
+    qos_ms: Annotated[float | None, typer.Option(help="Step latency target in ms [default: 40].")] = None,
+    horizon_s: Annotated[float | None, typer.Option(help="Stop at this simulated time [default: all done].")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file as for 'harli run'; for all other options.")] = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(help="'POLICY.FIGURE > POLICY.FIGURE or number' on means over seeds; exit code 1 if it fails."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes [default: one a core].")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for compare.json and report.html, and for summary.json, requests.parquet and steps.parquet of each "
+            "policy, in a folder of its name: of the first seed only."
+        ),
+    ] = Path("out"),
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write report.html.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
+) -> None:
+    """Run policies side by side over several seeds: means, 95 % intervals, gains, and the best within the target."""
+    from harli_cli.comparison.command import Comparison, failed  # noqa: PLC0415
+    from harli_cli.comparison.command import compare as run_comparison  # noqa: PLC0415
+    from policies import POLICIES  # noqa: PLC0415
+
+    options = {
+        "trace": trace, "seed": seed, "gpus": gpus, "prefill_gpus": prefill_gpus, "serving_gpus": serving_gpus,
+        "model": model, "finetune_model": finetune_model, "qos_ms": qos_ms, "horizon_s": horizon_s,
+    }  # fmt: skip
+    names = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
+    settings = merged(config, options, policy_option or [])
+    command = typed_command(sys.argv[1:], settings.trace)
+    with progress() as stage:
+        document = run_comparison(Comparison(settings, names, seeds, check or [], jobs, command), out, html, stage)
+    if as_json:
+        typer.echo(json.dumps(document, indent=2, sort_keys=True))
+    else:
+        _show(
+            document, f"{out}/compare.json{', report.html' if html else ''}, results of seed {settings.seed} by policy"
+        )
+    if failed(document):
+        raise typer.Exit(1)
+
+
+def _show(document: Mapping[str, Any], written: str) -> None:
+    from harli_cli.comparison.table import comparison_table  # noqa: PLC0415
+
+    console = Console(width=None if sys.stdout.isatty() else 220)
+    console.print(comparison_table(document))
+    console.print(f"best within the target: {document['best_within_target'] or 'none kept it'}", highlight=False)
+    for verdict in document["checks"]:
+        sides = " and ".join(
+            "nothing" if verdict[side] is None else f"{verdict[side]:,.6g}" for side in ("left", "right")
+        )
+        said = "holds" if verdict["holds"] else "FAILS"
+        console.print(f"{said}: {verdict['check']} ({sides})", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"written: {written}", highlight=False, soft_wrap=True)
