@@ -180,38 +180,41 @@ def test_answers_keep_the_order_of_tasks() -> None:
     assert run_all([5, 1, 2], _die_on_three, 2, lambda _task: None) == [10, 2, 4]
 
 
-def _children(pid: int) -> set[int]:
+def _workers(pid: int) -> set[int]:
+    """The processes that ``pid`` has started for scenarios."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
+            command = (path.parent / "cmdline").read_text()
         except OSError:
             continue
-        if int(fields[1]) == pid and fields[0] != "Z":
+        if int(fields[1]) == pid and fields[0] != "Z" and "popen_loky" in command:
             found.add(int(path.parent.name))
     return found
 
 
-def test_interrupt_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_interrupt_leaves_nothing(workers: int, tmp_path: Path) -> None:
     """Ctrl-C, which every process of the terminal gets: exit code 130, one line, no file, no process."""
-    command = [sys.executable, "-m", "harli_cli", "compare", "--seeds", "3", "--out", "result"]
-    process = subprocess.Popen(
+    command = [sys.executable, "-m", "harli_cli", "compare", "--seeds", "3", "--jobs", "2", "--out", "result"]
+    seen: set[int] = set()
+    with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    children: set[int] = set()
-    try:
-        while len(children) < 2 and process.poll() is None:
-            time.sleep(0.05)
-            children |= _children(process.pid)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    ) as process:
+        try:
+            while len(seen) < workers and process.poll() is None:
+                time.sleep(0.01)
+                seen |= _workers(process.pid)
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert (process.returncode, out) == (130, b"")
     assert err == b"harli: interrupted; no result was written\n"
     assert list(tmp_path.rglob("*")) == []
     for _ in range(600):
-        if not any(Path(f"/proc/{child}").exists() for child in children):
+        if not any(Path(f"/proc/{worker}").exists() for worker in seen):
             break
         time.sleep(0.1)
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    assert not [worker for worker in seen if Path(f"/proc/{worker}").exists()]
