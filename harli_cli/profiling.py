@@ -80,7 +80,8 @@ def write_whole(path: Path, text: str) -> None:
 def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     import torch  # noqa: PLC0415
 
-    from backends.cuda.serving.instance import Instance, JobSettings  # noqa: PLC0415
+    from backends.cuda.serving.instance import Instance  # noqa: PLC0415
+    from backends.cuda.serving.job_source import JobSettings  # noqa: PLC0415
     from backends.cuda.serving.model_folder import dummy_folder, shipped_config  # noqa: PLC0415
     from backends.cuda.serving.profiler import QUICK, Profiler  # noqa: PLC0415
     from backends.cuda.serving.scheduler_factory import ServingSettings  # noqa: PLC0415

@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of
 import numpy as np
 
 from backends.cuda.serving import sglang_version
-from backends.cuda.serving.instance import Instance, JobSettings
+from backends.cuda.serving.instance import Instance
+from backends.cuda.serving.job_source import JobSettings
 from backends.cuda.serving.kv_pool import KvSettings
 from backends.cuda.serving.model_folder import dummy_folder, shipped_config
 from backends.cuda.serving.scheduler_factory import GRAPH_BATCHES, ServingSettings

@@ -160,7 +160,7 @@ def losses_alone(instance: Instance, config: dict[str, Any], steps: int) -> list
 
     from backends.cuda.finetune.assembly import build_engine
     from backends.cuda.finetune.recipe import Recipe
-    from backends.cuda.serving.instance import ENDLESS_STEPS
+    from backends.cuda.serving.job_source import ENDLESS_STEPS
     from backends.cuda.serving.random_job import random_feed, random_peft_model
 
     losses: list[float] = []

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from backends.cuda.serving.decoder import Decoder, Finished, Served
-from backends.cuda.serving.job_memory import JobMemory
+from backends.cuda.serving.hosted_job import Job
 from backends.cuda.serving.partitions import Partitions
 from backends.cuda.serving.recorder import OpenPlan, Recorder
 from backends.cuda.serving.timeline import Timeline
-from backends.cuda.serving.unit_pump import UnitPump
 from harli_core.errors import AuditError, ConfigError
 from harli_core.loop import DecisionLoop
 from harli_core.requests import RequestSpec
@@ -26,18 +25,6 @@ from harli_core.types import JobView, StepPlan, StepView
 
 SPARE_TOKENS = 8
 """Slots that are no request's: SGLang's padding slot, and the few that it keeps in hand when it admits."""
-
-
-@dataclass(slots=True)
-class Job:
-    """A finetuning job beside the decoder; ``drop`` gives up everything that it holds."""
-
-    job_id: str
-    pump: UnitPump
-    memory: JobMemory
-    unit_tokens: int
-    drop: Callable[[], None]
-    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +105,7 @@ class ServingLoop:
         while True:
             self._take_arrivals()
             if self.job is not None:
-                self._tend(self.job)
+                self.job.tend(self._timeline.now_ms())
             over = self._limits.horizon_s is not None and self.now_s >= self._limits.horizon_s
             if over or (self._decoder.idle and (self.draining or not self._upcoming)):
                 break
@@ -155,15 +142,6 @@ class ServingLoop:
                 book.reject(spec.index, str(error).split(": ", 1)[-1])
                 self._count_done()
 
-    def _tend(self, job: Job) -> None:
-        """Rows that came back, and a job that failed: its memory goes back once its last unit is over."""
-        now_ms = self._timeline.now_ms()
-        if job.pump.failure is not None and not job.released and job.pump.drained():
-            job.released = True
-            job.pump.work = None
-            job.memory.release(now_ms, job.drop)
-        job.memory.poll(now_ms)
-
     def _note_prefilled(self) -> None:
         now_ms = self._timeline.now_ms()
         new, done = self._decoder.take_prefilled(now_ms)
@@ -193,6 +171,8 @@ class ServingLoop:
         self._apply_memory(plan)
         sms = sum(part.sms for part in plan.jobs)
         start_ms = self._timeline.now_ms()
+        if self.job is not None:
+            self.job.sweep()
         while self._decoder.idle and not self.draining:
             if self._limits.horizon_s is not None and self.now_s >= self._limits.horizon_s:
                 break
@@ -201,7 +181,7 @@ class ServingLoop:
             if self.job is not None and sms and self.job.pump.running:
                 self.job.pump.keep_busy(sms)
             if self.job is not None:
-                self._tend(self.job)
+                self.job.tend(self._timeline.now_ms())
             self._take_arrivals()
         now_ms = self._timeline.now_ms()
         self._recorder.idle(view, now_ms - start_ms, sms)
@@ -337,8 +317,8 @@ class ServingLoop:
         decoder, job = self._decoder, self.job
         jobs: tuple[JobView, ...] = ()
         now_ms = self._timeline.now_ms()
-        if job is not None and job.pump.running and job.pump.work is not None:
-            unit = job.pump.work.next_unit()
+        if job is not None:
+            unit = job.pump.next_unit()
             memory, flight = job.memory, job.pump.last
             if unit is not None:
                 jobs = (
