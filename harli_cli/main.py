@@ -217,6 +217,8 @@ def run(
         return
     if backend != "sim":
         raise ConfigError(f"unknown backend {backend!r}: known backends are cuda, sim")
+    if finetune_job is not None:
+        raise ConfigError(f"--finetune-job {finetune_job}: a simulation has no real job; it needs --backend cuda")
     _simulate(settings, out, log, baselines, as_json, perfetto, html)
 
 
