@@ -14,7 +14,7 @@ from typing import Any
 from tests.sglang import scenes
 
 SHAPE = scenes.Shape(layers=2, hidden=64, heads=8, kv_heads=8, head_dim=128, intermediate=128, vocab=263)
-BYTES_VOCABULARY = 263
+"""Byte tokens and a few special ones."""
 
 
 def trace_of(path: Path, requests: int, gap_s: float) -> Path:
@@ -24,9 +24,9 @@ def trace_of(path: Path, requests: int, gap_s: float) -> Path:
     return path
 
 
-def job_file(folder: Path, **changes: Any) -> Path:
+def job_file(folder: Path, shape: scenes.Shape = SHAPE, **changes: Any) -> Path:
     """A job on the served model's folder with byte tokens; ``changes`` go into the file."""
-    scenes.random_folder(folder / "model", SHAPE, "float32")
+    scenes.random_folder(folder / "model", shape, "float32")
     rows = [{"instruction": f"count {n}", "input": "", "output": " ".join(map(str, range(n)))} for n in range(1, 14)]
     (folder / "data").mkdir(exist_ok=True)
     (folder / "data" / "counts.json").write_text(json.dumps(rows))

@@ -74,3 +74,18 @@ def test_interrupted_serving_and_resumed_gives_the_adapter_of_the_job_alone(tmp_
     assert "finetuning finished after step 60 of 60" in " ".join(out.split())
     assert second["memory"]["rows_lent"] == second["memory"]["rows_reclaimed"] > 0
     assert adapter.read_bytes() == alone
+
+
+def test_damaged_checkpoint_is_told_on_the_terminal_and_serving_goes_on(tmp_path: Path) -> None:
+    """Exit code 0, every request complete, the reason on standard error at once and below the table."""
+    job = processes.job_file(tmp_path)
+    (tmp_path / "adapter" / "checkpoint-7").mkdir(parents=True)
+    trace = processes.trace_of(tmp_path / "trace.csv", 3, 0.1)
+    process = processes.start(tmp_path, processes.command(tmp_path, trace, "--finetune-job", str(job)))
+    code, summary, out, err = processes.ended(process, tmp_path)
+    assert code == 0, err
+    assert summary["requests"]["completed"] == 3
+    reason = f"{tmp_path / 'adapter' / 'checkpoint-7'}: cannot read the checkpoint"
+    assert reason in summary["finetune"]["stopped"]
+    assert f"finetuning refused, serving went on: {reason}" in out
+    assert f"the finetuning job was refused, serving goes on without it: {reason}" in err

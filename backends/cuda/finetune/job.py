@@ -26,6 +26,9 @@ from backends.cuda.finetune.trainer_log import TrainerLog
 from backends.cuda.finetune.unit_fit import UnitFit, fit_units
 from harli_core.errors import JobError
 
+RESUMED_FROM = ("identity", "micro_batch_tokens", "head_parts", "log_history")
+"""What a checkpoint says of its job, beside step and tokens."""
+
 GPU_PAD_MULTIPLE = 64
 """Lengths are rounded up to this on a GPU, so that shapes come again and graphs serve them."""
 
@@ -267,6 +270,11 @@ def _newest(job: JobFile, checkpoints: CheckpointFolder) -> Restored | None:
 
 
 def _check_same(restored: Restored, identity: dict[str, Any], output: Path) -> None:
+    lacking = [name for name in RESUMED_FROM if name not in restored.facts]
+    if lacking or not isinstance(restored.facts["identity"], dict):
+        raise JobError(
+            f"{restored.source}: cannot read the checkpoint (its state has no {(lacking or ['identity'])[0]})"
+        )
     before: dict[str, Any] = restored.facts["identity"]
     for part, values in identity.items():
         found = before.get(part)
