@@ -115,7 +115,7 @@ def execute_on_gpu(config: RunConfig, options: GpuOptions, out: Path, log: Path 
     require_serving(options.device)
     with prepared(out) as folder, tempfile.TemporaryDirectory() as scratch:
         instance = _instance(config, options, scenario, Path(scratch))
-        return _run_and_write(instance, config, options, scenario, folder, log, stage)
+        return run_and_write(instance, config, options, scenario, folder, log, stage)
 
 
 def _instance(config: RunConfig, options: GpuOptions, scenario: Scenario, scratch: Path) -> Instance:
@@ -159,7 +159,7 @@ def _instance(config: RunConfig, options: GpuOptions, scenario: Scenario, scratc
     return instance
 
 
-def _run_and_write(
+def run_and_write(
     instance: Instance,
     config: RunConfig,
     options: GpuOptions,
@@ -168,6 +168,20 @@ def _run_and_write(
     log: Path | None,
     stage: Stage,
 ) -> dict[str, Any]:
+    """`run_on` with its results in ``out``; returns the summary."""
+    try:
+        summary, book, steps = run_on(instance, config, options, scenario, log, stage)
+    except (AuditError, MemoryAccountingError):
+        discard_summary(out)
+        raise
+    write_results(out, summary, book, steps)
+    return summary
+
+
+def run_on(
+    instance: Instance, config: RunConfig, options: GpuOptions, scenario: Scenario, log: Path | None, stage: Stage
+) -> tuple[dict[str, Any], RequestBook, StepBook]:
+    """Serve the scenario's trace on ``instance`` and audit it; returns the summary and the books."""
     from backends.cuda.serving.serving_loop import LoopLimits  # noqa: PLC0415
 
     trace = scenario.loaded.trace
@@ -176,25 +190,21 @@ def _run_and_write(
     book = RequestBook(trace.prompt_tokens, trace.output_tokens)
     sink = DecisionLogWriter(log, scenario.contexts.header(config.policy, policy_options)) if log is not None else None
     prompt = prompts(instance.vocab, int(trace.prompt_tokens.max()), config.seed)
-    try:
-        with sink or nullcontext():
-            serving, steps = instance.serve(
-                policy,
-                book,
-                TraceSource(trace).requests(),
-                prompt,
-                config.qos_ms,
-                LoopLimits(config.max_batch, config.horizon_s),
-                sink,
-                stage(config.policy, len(trace)),
-            )
-            with instance.on_stream(), terminated_by(serving):
-                duration_s = serving.run()
-            audit(serving, book, steps)
-            outcome = instance.job_outcome() if policy.finetunes else None
-    except (AuditError, MemoryAccountingError):
-        discard_summary(out)
-        raise
+    with sink or nullcontext():
+        serving, steps = instance.serve(
+            policy,
+            book,
+            TraceSource(trace).requests(),
+            prompt,
+            config.qos_ms,
+            LoopLimits(config.max_batch, config.horizon_s),
+            sink,
+            stage(config.policy, len(trace)),
+        )
+        with instance.on_stream(), terminated_by(serving):
+            duration_s = serving.run()
+        audit(serving, book, steps)
+        outcome = instance.job_outcome() if policy.finetunes else None
     summary = {
         "schema": SUMMARY_SCHEMA,
         "harli_version": __version__,
@@ -203,8 +213,7 @@ def _run_and_write(
         "trace": {**trace.summary(), "format": scenario.loaded.format, "repairs": asdict(scenario.loaded.repairs)},
         **sections(instance, serving, config, options, scenario, book, steps, duration_s, outcome),
     }
-    write_results(out, summary, book, steps)
-    return summary
+    return summary, book, steps
 
 
 class prompts:  # noqa: N801  (called like a function)
@@ -298,6 +307,7 @@ def sections(
         "partitions": instance.partitions.kind,
         "prefill": options.prefill,
         "startup_s": instance.startup_s,
+        "began_s": serving.zero_s,
         "decide_ms": distribution(np.asarray(serving.decide_ms)) if serving.decide_ms else None,
         "launch_ms": distribution(np.asarray(serving.launch_delay_ms)) if serving.launch_delay_ms else None,
     }

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,17 +26,13 @@ import numpy as np
 
 from backends.cuda.serving import sglang_version
 from backends.cuda.serving.instance import Instance
-from backends.cuda.serving.job_source import JobSettings
-from backends.cuda.serving.kv_pool import KvSettings
-from backends.cuda.serving.model_folder import dummy_folder, shipped_config
-from backends.cuda.serving.scheduler_factory import GRAPH_BATCHES, ServingSettings
 from backends.cuda.serving.serving_loop import LoopLimits
 from benchmarks.allocator.measuring import commit, machine
 from benchmarks.colocation.load import Load
+from benchmarks.colocation.process import instance_of, process_options, results_folder, run_settings
 from benchmarks.record import azure_conv
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
-from harli_core.predict.predictor import StepPredictor
 from harli_core.records import COMPLETED, RequestBook, StepBook
 from harli_core.summary import distribution
 
@@ -134,52 +128,19 @@ class Cells:
         name = f"{served}__{finetuned}_{options.load}tps_{options.qos_ms:g}ms"
         name += "" if options.memory_gb is None else f"_{options.memory_gb:g}gb"
         name += "" if shared or served != finetuned else "_unshared"
-        self.path = Path(os.environ.get("HARLI_RESULTS", Path(__file__).parent / "results")) / f"{name}.json"
+        self.path = results_folder() / f"{name}.json"
         self.shared = shared
         self.cells: dict[str, Any] = {}
         if self.path.exists() and not options.again:
             self.cells = json.loads(self.path.read_text())["cells"]
         self.instance: Instance | None = None
-        self.config = RunConfig(
-            model=served,
-            finetune_model=finetuned,
-            gpus=1,
-            qos_ms=options.qos_ms,
-            memory_gb=options.memory_gb,
-            runtime_gb=options.runtime_gb,
-            max_batch=options.max_batch,
-            share_weights=shared,
-            micro_batch_tokens=options.micro_batch_tokens,
-            gradient_accumulation_steps=options.micro_batches,
-        )
+        self.config = RunConfig(**run_settings(options, shared=shared))
         self.scenario = Scenario(self.config)
 
     def make(self) -> Instance:
         """Load everything once."""
-        if self.instance is not None:
-            return self.instance
-        options, config = self.options, self.config
-        served = cut(shipped_config(config.model), options.layers, narrow=options.device == "cpu")
-        finetuned = cut(shipped_config(config.finetuned), options.layers, narrow=options.device == "cpu")
-        folder = Path(tempfile.mkdtemp())
-        geometry = self.scenario.geometry
-        tokens = min(geometry.rows, options.max_rows or geometry.rows) * geometry.row_tokens
-        settings = ServingSettings(
-            dummy_folder(served, options.context_tokens, folder),
-            tokens,
-            options.max_batch,
-            options.context_tokens,
-            device=options.device,
-            load_format="dummy",
-            dtype="bfloat16",
-            graph_batches=options.graph_batches or GRAPH_BATCHES,
-            kv=KvSettings(lending=options.lending),
-        )
-        self.instance = Instance(settings, StepPredictor(self.scenario.profile), options.prefill)
-        self.instance.add_job(
-            JobSettings(finetuned, config.micro_batch_tokens, config.gradient_accumulation_steps, shared=self.shared)
-        )
-        self.instance.warm_up()
+        if self.instance is None:
+            self.instance = instance_of(self.scenario, self.options, shared=self.shared)
         return self.instance
 
     def run(self, policy: str) -> None:
@@ -266,16 +227,6 @@ def gains(cells: dict[str, Any]) -> dict[str, float]:
     return {name: 2.0 * rate / alone - 1.0 for name, rate in rates.items() if rate and not name.startswith("separate")}
 
 
-def cut(config: dict[str, Any], layers: int | None, *, narrow: bool) -> dict[str, Any]:
-    """The model with fewer layers, for smoke tests; ``narrow`` for a CPU: as much KV a token, hardly any weights."""
-    config = config if layers is None else {**config, "num_hidden_layers": layers}
-    if not narrow:
-        return config
-    kv_heads = config["num_key_value_heads"]
-    small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": kv_heads, "vocab_size": 512}
-    return {**config, **small, "head_dim": 128, "bos_token_id": 1, "eos_token_id": 2}
-
-
 def brief(cell: dict[str, Any]) -> dict[str, Any]:
     """The figures that one looks at while it runs."""
     latency = cell.get("step_latency_ms") or {}
@@ -294,33 +245,15 @@ def brief(cell: dict[str, Any]) -> dict[str, Any]:
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", nargs=2, default=["llama3-8b", "llama3-8b"], metavar=("SERVED", "FINETUNED"))
     parser.add_argument("--load", type=int, default=1600, help="offered decode tokens/s per co-located GPU")
-    parser.add_argument("--qos-ms", type=float, default=40.0)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--memory-gb", type=float, default=None)
-    parser.add_argument("--runtime-gb", type=float, default=14.0)
-    parser.add_argument("--max-rows", type=int, default=None, help="a smaller pool than the memory has room for")
-    parser.add_argument(
-        "--no-sharing", action="store_true", help="a second copy of the weights although they are the same"
-    )
-    parser.add_argument("--lending", choices=("alias", "remap"), default="alias")
-    parser.add_argument("--max-batch", type=int, default=256)
-    parser.add_argument("--graph-batches", type=int, nargs="+", default=None)
-    parser.add_argument("--context-tokens", type=int, default=16384)
-    parser.add_argument("--micro-batch-tokens", type=int, default=1024)
-    parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--prefill", choices=("elsewhere", "local"), default="elsewhere")
     parser.add_argument("--warm-up-s", type=float, default=25.0)
     parser.add_argument("--window-s", type=float, default=30.0)
     parser.add_argument("--finetune-only-s", type=float, default=15.0)
     parser.add_argument("--skip-s", type=float, default=60.0)
-    parser.add_argument(
-        "--layers", type=int, default=None, help="fewer layers, for a smoke test (figures mean nothing then)"
-    )
     parser.add_argument("--trace", type=Path, default=None)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--again", action="store_true", help="measure cells anew that the results have")
+    process_options(parser)
     return parser.parse_args()
 
 

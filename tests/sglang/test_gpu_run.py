@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harli_cli.gpu_run import GpuOptions, _run_and_write
+from harli_cli.gpu_run import GpuOptions, run_and_write
 from harli_cli.replay import replay_log
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
@@ -35,7 +35,7 @@ def run(instance: Any, folder: Path, policy: str, requests: int = 8, gap_s: floa
     )
     scenario = Scenario(config)
     silent = lambda _name, _total: lambda _count: None  # noqa: E731
-    return _run_and_write(instance, config, OPTIONS, scenario, folder, folder / "log.jsonl", silent)
+    return run_and_write(instance, config, OPTIONS, scenario, folder, folder / "log.jsonl", silent)
 
 
 @pytest.mark.parametrize("policy", ["hybrid", "harli", "inference_only"])

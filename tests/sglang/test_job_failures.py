@@ -1,4 +1,4 @@
-"""Jobs from files that cannot begin or go on, beside real serving: requests get their tokens, rows come back, and why is told."""
+"""Jobs from files that cannot begin or go on: requests get their tokens, rows come back, and why is told."""
 
 from __future__ import annotations
 
