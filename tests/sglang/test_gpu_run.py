@@ -52,7 +52,7 @@ def test_run_writes_the_results_of_a_simulation_and_its_log_replays(
     assert (tmp_path / "steps.parquet").stat().st_size > 0
     name, compared, difference = replay_log(tmp_path / "log.jsonl", None, {})
     assert name == policy
-    assert compared > 5
+    assert compared > 0
     assert difference is None
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from backends.cuda.serving.decoder import Decoder, Finished, Served
 from backends.cuda.serving.hosted_job import Job
 from backends.cuda.serving.partitions import Partitions
-from backends.cuda.serving.recorder import OpenPlan, Recorder
+from backends.cuda.serving.recorder import HeldPlan, Recorder, Span
 from backends.cuda.serving.timeline import Timeline
 from harli_core.errors import AuditError, ConfigError
 from harli_core.loop import DecisionLoop
@@ -75,10 +76,12 @@ class ServingLoop:
         self._elapsed_from_ms = 0.0
         self._step = 0
         self._done = 0
-        self._open: OpenPlan | None = None
+        self._held: HeldPlan | None = None
+        self._span: Span | None = None
         self._joined: list[Served] = []
         self._gap_from_ms: dict[int, float] = {}
         self._turned_ms = 0.0
+        self._turn_done = False
         self._prefilled = False
 
     @property
@@ -159,13 +162,14 @@ class ServingLoop:
                 self._joined.append(served)
                 self._gap_from_ms[served.index] = served.last_token_ms or now_ms
         if new:
-            self._settle()
+            self._settle_span()
 
     def _ran_prefill(self) -> None:
         self._prefilled = True
 
     def _idle(self) -> None:
         """Nothing to decode: finetuning has what the plan gives it until a request arrives."""
+        self._end_plan()
         view = self._view()
         plan = self._decide(view)
         self._apply_memory(plan)
@@ -189,7 +193,7 @@ class ServingLoop:
 
     def _make_room(self) -> None:
         """Requests wait before an empty batch: ask for rows, and wait for their fences."""
-        self._settle()
+        self._end_plan()
         if self.job is None:
             raise AuditError("requests wait for memory, and there is no finetuning job that could give some back")
         memory = self.job.memory
@@ -205,27 +209,31 @@ class ServingLoop:
     # One step
 
     def _decode_step(self) -> None:
-        opened = self._opened()
-        plan, job = opened.plan, self.job
+        span = self._opened()
+        held, job = span.held, self.job
+        plan = held.plan
         pump = job.pump if job is not None and plan.jobs and job.pump.running else None
         units_before = pump.launched if pump is not None else 0
         busy_before = pump is not None and pump.last is not None
         marks = None
-        if pump is not None and opened.turn_budget_ms:
-            budget_ms = opened.turn_budget_ms - self._turned_ms
+        if pump is not None and held.turn_budget_ms and not self._turn_done:
             start_ms = self._timeline.now_ms()
-            marks = pump.turn(budget_ms, self._arrival_due)
-            if self._arrival_due() and len(self._decoder.running) < self._limits.max_batch:
+            marks = pump.turn(held.turn_budget_ms - self._turned_ms, self._arrival_ends_plan)
+            if self._arrivals_due() and len(self._decoder.running) < self._limits.max_batch:
+                # They join the step that is yet to be launched: under this plan, whose turn is over then, or a new one.
                 self._turned_ms += self._timeline.now_ms() - start_ms
-                self._settle()
+                if self._arrival_ends_plan():
+                    self._end_plan()
+                else:
+                    self._turn_done = True
                 return
         self._order_behind_units(plan)
         ready_ms = self._timeline.now_ms()
         if not self._decoder.launch(self._partitions.group(plan.decode_sms)):
-            self._settle()
+            self._end_plan()
             return
         self.launch_delay_ms.append(self._timeline.now_ms() - ready_ms)
-        finetune_sms = opened.finetune_sms
+        finetune_sms = held.finetune_sms
         limit_ms = plan.hold.max_step_ms
         while True:
             late = limit_ms is not None and self._timeline.now_ms() - self._boundary_ms > limit_ms
@@ -238,49 +246,111 @@ class ServingLoop:
         turn_ms = self._turned_ms
         if marks is not None:
             turn_ms += self._timeline.between_ms(*marks) if self._timeline.passed(marks[1]) else 0.0
-        self._turned_ms = 0.0
+        self._turned_ms, self._turn_done = 0.0, False
         finetuned = busy_before or (pump is not None and pump.launched > units_before)
-        self._emitted(opened, step, now_ms, turn_ms, finetuned=finetuned)
+        self._emitted(span, step, now_ms, turn_ms, finetuned=finetuned)
 
-    def _emitted(self, opened: OpenPlan, step: Finished, now_ms: float, turn_ms: float, *, finetuned: bool) -> None:
+    def _emitted(self, span: Span, step: Finished, now_ms: float, turn_ms: float, *, finetuned: bool) -> None:
         latency_ms = now_ms - self._boundary_ms
-        if not opened.steps:
-            opened.joined = len(self._joined)
-            opened.join_gap_ms = [now_ms - self._gap_from_ms.pop(served.index) for served in self._joined]
+        span, thinned = self._span_of(span, step)
+        if not span.steps:
+            span.joined = len(self._joined)
+            span.join_gap_ms = [now_ms - self._gap_from_ms.pop(served.index) for served in self._joined]
             self._joined = []
-        self._recorder.step(opened, latency_ms, step.decode_ms, turn_ms, finetuned=finetuned and not self._prefilled)
+        self._recorder.step(span, latency_ms, step.decode_ms, turn_ms, finetuned=finetuned and not self._prefilled)
         self._prefilled = False
         self._boundary_ms = now_ms
         self._step += 1
         for served in step.emitted:
             self._recorder.produced(served)
         self._leave(step.completed, now_ms)
-        if step.completed or opened.over():
-            self._settle()
+        held = span.held
+        held.steps_left -= 1
+        limit_ms = held.plan.hold.max_step_ms
+        if thinned or not held.steps_left or (limit_ms is not None and latency_ms > limit_ms):
+            self._end_plan()
+        elif step.completed:
+            self._settle_span()
 
-    def _opened(self) -> OpenPlan:
-        """The plan in force, or a new one for what is true now."""
-        if self._open is None:
-            view = self._view()
-            plan = self._decide(view)
-            self._apply_memory(plan)
-            job = self.job
-            active = job is not None and bool(plan.jobs)
-            self._open = OpenPlan(
-                view,
-                plan,
-                (self._boundary_ms - self._zero_ms) / 1e3,
-                sum(part.sms for part in plan.jobs) if active else 0,
-                plan.jobs[0].turn_ms if active else 0.0,
-                job.memory.window_layers if job is not None else 0,
-                float(self._tokens()),
-            )
-        return self._open
+    def _span_of(self, span: Span, step: Finished) -> tuple[Span, bool]:
+        """The span that ``step`` belongs to; another one where SGLang sent requests back to wait for slots."""
+        batch = len(step.emitted)
+        if batch == span.batch:
+            return span, False
+        if span.steps:
+            self._settle_span()
+            span = self._span = self._open_span(span.held, batch, span.kv_tokens_now * batch // span.batch)
+        span.batch = batch
+        return span, True
 
-    def _settle(self) -> None:
-        if self._open is not None:
-            opened, self._open = self._open, None
-            self._recorder.settle(opened)
+    def _opened(self) -> Span:
+        """The span under way; a new one of the plan in force, if that covers the batch as it is now; or of a new plan."""
+        span, held = self._span, self._held
+        if held is not None and not self._holds(held, span):
+            self._end_plan()
+            span = held = None
+        if span is None:
+            if held is None:
+                view = self._view()
+                held = self._held = self._planned(view)
+                span = self._open_span(held, view.batch, view.kv_tokens)
+            else:
+                span = self._open_span(held, len(self._decoder.running), self._decoder.kv_tokens)
+            self._span = span
+        return span
+
+    def _holds(self, held: HeldPlan, span: Span | None) -> bool:
+        """Whether the plan is still good: for the batch that it has (``span``), or for another one."""
+        hold = held.plan.hold
+        if held.plan.jobs and (self.job is None or self.job.pump.over):
+            return False
+        if span is not None:
+            same = len(self._decoder.scheduler.waiting_queue) == span.waiting
+            return same and (hold.most_kv_tokens is None or span.kv_tokens_now <= hold.most_kv_tokens)
+        if self._decoder.scheduler.waiting_queue:
+            return False
+        return hold.covers(len(self._decoder.running), self._decoder.kv_tokens)
+
+    def _planned(self, view: StepView) -> HeldPlan:
+        """Ask for a plan, and let memory move towards it."""
+        plan = self._decide(view)
+        self._apply_memory(plan)
+        active = self.job is not None and bool(plan.jobs)
+        return HeldPlan(
+            plan,
+            plan.hold.steps,
+            sum(part.sms for part in plan.jobs) if active else 0,
+            plan.jobs[0].turn_ms if active else 0.0,
+            plan.predicted_ms,
+        )
+
+    def _open_span(self, held: HeldPlan, batch: int, kv_tokens: int) -> Span:
+        books, job = self._decoder.memory.allocator, self.job
+        return Span(
+            held,
+            self._step,
+            batch,
+            kv_tokens,
+            len(self._decoder.scheduler.waiting_queue),
+            books.slots.rows_in_use,
+            books.slots.rows_withheld,
+            books.free_but_unlendable_bytes,
+            (self._boundary_ms - self._zero_ms) / 1e3,
+            job.memory.window_layers if job is not None else 0,
+            float(self._tokens()),
+        )
+
+    def _settle_span(self) -> None:
+        """The batch changed: what it did so far is told; the plan may go on."""
+        if self._span is not None:
+            span, self._span = self._span, None
+            self._recorder.settle(span)
+
+    def _end_plan(self) -> None:
+        """A new plan is needed for whatever comes next."""
+        self._settle_span()
+        self._held = None
+        self._turn_done = False
 
     def _decide(self, view: StepView) -> StepPlan:
         before_ms = self._timeline.now_ms()
@@ -296,8 +366,23 @@ class ServingLoop:
         if flight is not None and flight.sms + plan.decode_sms > self._partitions.total_sms:
             self._decoder.stream.wait_event(flight.end)
 
-    def _arrival_due(self) -> bool:
-        return bool(self._upcoming) and not self.draining and self._upcoming[0].arrival_s <= self.now_s
+    def _arrivals_due(self) -> list[RequestSpec]:
+        """Requests that have arrived since they were last taken."""
+        if not self._upcoming or self.draining:
+            return []
+        now_s = self.now_s
+        return list(takewhile(lambda spec: spec.arrival_s <= now_s, self._upcoming))
+
+    def _arrival_ends_plan(self) -> bool:
+        """Whether somebody has arrived with whom the plan in force does not hold."""
+        due = self._arrivals_due()
+        if not due:
+            return False
+        held, span = self._held, self._span
+        if held is None or span is None or span.waiting:
+            return True
+        arrived_tokens = sum(spec.prompt_tokens for spec in due)
+        return not held.plan.hold.covers(span.batch + len(due), span.kv_tokens_now + arrived_tokens)
 
     def _apply_memory(self, plan: StepPlan) -> None:
         """Lend or reclaim towards the plan; the tokens of the next step keep their slots."""
@@ -360,7 +445,7 @@ class ServingLoop:
 
     def _close(self) -> None:
         """Settle what is open; if nothing is left to serve, SGLang checks itself for leaks."""
-        self._settle()
+        self._end_plan()
         self._loop.finish()
         if self._decoder.idle:
             self._decoder.check_idle()
