@@ -80,6 +80,7 @@ def write_whole(path: Path, text: str) -> None:
 def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     import torch  # noqa: PLC0415
 
+    from backends.cuda.serving.bench import InstanceBench  # noqa: PLC0415
     from backends.cuda.serving.instance import Instance  # noqa: PLC0415
     from backends.cuda.serving.job_source import JobSettings  # noqa: PLC0415
     from backends.cuda.serving.model_folder import dummy_folder, shipped_config  # noqa: PLC0415
@@ -90,7 +91,7 @@ def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str
     from harli_core.predict.predictor import StepPredictor  # noqa: PLC0415
 
     begin_s = time.perf_counter()
-    needed = max(batch * (context + 256) for batch, context in (*QUICK.points, *QUICK.beside))
+    needed = QUICK.most_kv_tokens + 256 * max(QUICK.batches)
     grid = GridGeometry.of(model_shape(model), 2**40)
     rows = -(-2 * needed // grid.row_tokens)
     with tempfile.TemporaryDirectory() as scratch:
@@ -111,11 +112,18 @@ def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str
         say(f"ready to measure after {time.perf_counter() - begin_s:.0f} s")
         gpu = torch.cuda.get_device_name()
         driver = int(str(torch.version.cuda).split(".")[0]) * 1000
+        layers = shipped_config(model)["num_hidden_layers"]
+        device = {"gpu": gpu, "driver": driver, "torch": torch.__version__, "model": model, "layers": layers}
+        profiler = Profiler(InstanceBench(instance), QUICK)
         found = []
         with instance.on_stream():
-            for line in Profiler(instance, QUICK).lines(model, finetune_model, gpu, driver, torch.__version__):
+            for line in profiler.lines(device, finetune_model):
                 found.append(line)
                 if len(found) % 25 == 0:
                     say(f"{len(found)} samples after {time.perf_counter() - begin_s:.0f} s")
+    if profiler.uncertainty is not None:
+        say(
+            f"{len(profiler.measured)} operating points; the predictor is sure to {profiler.uncertainty:.1%} at the next one"
+        )
     say(f"measured {len(found)} samples in {time.perf_counter() - begin_s:.0f} s")
     return found

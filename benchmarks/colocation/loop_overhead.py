@@ -36,21 +36,22 @@ from harli_core.config import RunConfig
 
 
 class Stopwatch:
-    """Time inside one method of an object, calls from inside itself included."""
+    """Time inside one method of an object."""
 
-    def __init__(self, owner: Any, name: str) -> None:
-        """Replace the method until `remove`."""
-        self.seconds, self.calls = 0.0, 0
+    def __init__(self, owner: Any, name: str, within: Stopwatch | None = None) -> None:
+        """Replace the method until `remove`; ``within``: only calls from inside that one count."""
+        self.seconds, self.running = 0.0, False
         self._owner, self._name = owner, name
         inner: Callable[..., Any] = getattr(owner, name)
 
         def timed(*arguments: Any, **options: Any) -> Any:
-            begin_s = time.perf_counter()
+            if within is not None and not within.running:
+                return inner(*arguments, **options)
+            begin_s, self.running = time.perf_counter(), True
             try:
                 return inner(*arguments, **options)
             finally:
-                self.seconds += time.perf_counter() - begin_s
-                self.calls += 1
+                self.seconds, self.running = self.seconds + time.perf_counter() - begin_s, False
 
         setattr(owner, name, timed)
 
@@ -62,20 +63,23 @@ class Stopwatch:
 def watched(instance: Instance) -> dict[str, Stopwatch]:
     """Everything of a step that is not the loop's own."""
     decoder, scheduler = instance.decoder, instance.decoder.scheduler
+    admit, launch, finish = (Stopwatch(decoder, name) for name in ("admit", "launch", "finish"))
+    batch = Stopwatch(scheduler, "run_batch", launch)
     return {
-        "admit": Stopwatch(decoder, "admit"),
-        "get_next_batch": Stopwatch(scheduler, "get_next_batch_to_run"),
-        "launch": Stopwatch(decoder, "launch"),
-        "run_batch": Stopwatch(scheduler, "run_batch"),
-        "model": Stopwatch(scheduler.tp_worker.model_runner, "forward"),
-        "finish": Stopwatch(decoder, "finish"),
-        "process_result": Stopwatch(scheduler, "process_batch_result"),
+        "admit": admit,
+        "get_next_batch": Stopwatch(scheduler, "get_next_batch_to_run", admit),
+        "launch": launch,
+        "run_batch": batch,
+        "model": Stopwatch(scheduler.tp_worker.model_runner, "forward", batch),
+        "finish": finish,
+        "process_result": Stopwatch(scheduler, "process_batch_result", finish),
     }
 
 
 def measure(instance: Instance, scenario: Scenario, policy: str, options: argparse.Namespace) -> dict[str, Any]:
     """One run under ``policy``."""
     load = Load(options.trace or azure_conv(), options.load, options.seconds, instance.vocab)
+    load.prompt_tokens = np.minimum(load.prompt_tokens, options.longest_prompt)
     made = scenario.contexts.policies(policy, {})[0]
     book = load.book()
     limits = LoopLimits(options.max_batch, options.seconds)
@@ -126,6 +130,7 @@ def main() -> None:
     process_options(parser)
     parser.add_argument("--load", type=int, default=800, help="offered decode tokens/s")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--longest-prompt", type=int, default=32, help="prompts are cut to this")
     parser.add_argument("--trace", type=Path, default=None)
     parser.set_defaults(device="cpu", layers=2, max_rows=160, max_batch=64, micro_batches=1, micro_batch_tokens=1024)
     options = parser.parse_args()
