@@ -28,6 +28,26 @@ def benchmark(folder: Path, script: str, *options: str) -> dict[str, Any]:
     return found
 
 
+def test_cells_are_measured_once_and_nothing_is_begun_without_time(tmp_path: Path) -> None:
+    """Each asked-for policy has its cell with where it comes from; a second run adds only what is missing."""
+    options = [
+        "--load", "100", "--layers", "2", "--max-rows", "48", "--micro-batches", "1", "--max-batch", "8", "--qos-ms", "150",
+        "--warm-up-s", "1", "--window-s", "3", "--finetune-only-s", "12", "--skip-s", "0", "--context-tokens", "2048",
+        "--trace", str(tmp_path / "lengths.csv"), "--no-sharing",
+    ]  # fmt: skip
+    first = benchmark(tmp_path, "cells.py", *options, "--policies", "hybrid", "separate_finetuning")
+    assert set(first["cells"]) == {"hybrid", "separate_finetuning"}
+    assert first["cells"]["hybrid"]["steps"] > 0
+    assert first["cells"]["hybrid"]["requests"]["completed"] > 0
+    assert first["gain_over_separate"].keys() == {"hybrid"}
+    assert all(cell["command"][0] == "cells.py" for cell in first["cells"].values())
+    policies = ["--policies", "hybrid", "separate_finetuning", "inference_only"]
+    assert benchmark(tmp_path, "cells.py", *options, *policies, "--budget-s", "1") == first
+    second = benchmark(tmp_path, "cells.py", *options, *policies)
+    assert second["cells"] == first["cells"] | {"inference_only": second["cells"]["inference_only"]}
+    assert second["not_measured"] == ["harli", "separate_serving", "static_split", "pause_on_load"]
+
+
 def test_phases_move_memory_between_kv_and_finetuning(tmp_path: Path) -> None:
     """The heavy phase takes rows from the job, the window shrinks, every row's way back is there, and so is the figure."""
     found = benchmark(
