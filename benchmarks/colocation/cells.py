@@ -282,7 +282,7 @@ def parsed() -> argparse.Namespace:
 def chosen(options: argparse.Namespace) -> tuple[Group, tuple[Point, ...]]:
     """The group and its points, from ``--group`` or from the single options."""
     if options.group is None:
-        group = Group(*options.pair, options.memory_gb, not options.no_sharing)
+        group = Group(options.pair[0], options.pair[1], options.memory_gb, not options.no_sharing)
         return group, (Point(options.load, options.qos_ms, options.window_s),)
     try:
         group = group_of(options.group)
