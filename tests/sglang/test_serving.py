@@ -174,6 +174,23 @@ def test_a_plan_outlives_joins_and_leaves_within_its_bounds(instance: Any, expec
     assert not predicted.any()
 
 
+def test_time_of_the_host_between_steps_is_no_elapsed_time(instance: Any) -> None:
+    """A view says that time of the coming step is gone only after a wait, a turn or a prefill; else plans would be short."""
+    instance.remove_job()
+    given = [[7] * 10 for _ in range(4)]
+    prefilled = Holding(Hold(1, None))
+    scenes.serve(instance, prefilled, given, 5)
+    assert [view.elapsed_ms > 0.0 for view in prefilled.views if view.batch] == [True, False, False, False]
+    instance.decoder.prefill = "elsewhere"
+    try:
+        arrived = Holding(Hold(1, None))
+        scenes.serve(instance, arrived, given, 5, gap_s=0.02)
+    finally:
+        instance.decoder.prefill = "local"
+    assert len(arrived.views) > 4
+    assert all(view.elapsed_ms == 0.0 for view in arrived.views)
+
+
 @pytest.mark.parametrize(
     ("hold", "most"),
     [

@@ -15,13 +15,17 @@ from harli_core.types import StepPlan, StepResult, StepView
 
 @dataclass(slots=True)
 class HeldPlan:
-    """A plan in force, and what is left of its hold; ``predicted_ms`` is for its first step alone."""
+    """A plan in force, and what is left of its hold.
+
+    ``predicted_ms`` is for its first step alone, of which ``elapsed_ms`` had passed when the policy was asked.
+    """
 
     plan: StepPlan
     steps_left: int
     finetune_sms: int
     turn_budget_ms: float
     predicted_ms: float | None
+    elapsed_ms: float
 
 
 @dataclass(slots=True)

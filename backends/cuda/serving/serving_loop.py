@@ -83,6 +83,7 @@ class ServingLoop:
         self._turned_ms = 0.0
         self._turn_done = False
         self._prefilled = False
+        self._awaited = False
 
     @property
     def now_s(self) -> float:
@@ -194,6 +195,7 @@ class ServingLoop:
     def _make_room(self) -> None:
         """Requests wait before an empty batch: ask for rows, and wait for their fences."""
         self._end_plan()
+        self._awaited = True
         if self.job is None:
             raise AuditError("requests wait for memory, and there is no finetuning job that could give some back")
         memory = self.job.memory
@@ -218,7 +220,9 @@ class ServingLoop:
         marks = None
         if pump is not None and held.turn_budget_ms and not self._turn_done:
             start_ms = self._timeline.now_ms()
-            marks = pump.turn(held.turn_budget_ms - self._turned_ms, self._arrival_ends_plan)
+            # What the host needs between two steps comes off the turn, unless the policy knew of it.
+            spent_ms = max(0.0, start_ms - self._boundary_ms - held.elapsed_ms)
+            marks = pump.turn(max(0.0, held.turn_budget_ms - spent_ms), self._arrival_ends_plan)
             if self._arrivals_due() and len(self._decoder.running) < self._limits.max_batch:
                 # They join the step that is yet to be launched: under this plan, whose turn is over then, or a new one.
                 self._turned_ms += self._timeline.now_ms() - start_ms
@@ -258,7 +262,7 @@ class ServingLoop:
             span.join_gap_ms = [now_ms - self._gap_from_ms.pop(served.index) for served in self._joined]
             self._joined = []
         self._recorder.step(span, latency_ms, step.decode_ms, turn_ms, finetuned=finetuned and not self._prefilled)
-        self._prefilled = False
+        self._prefilled = self._awaited = False
         self._boundary_ms = now_ms
         self._step += 1
         for served in step.emitted:
@@ -266,6 +270,7 @@ class ServingLoop:
         self._leave(step.completed, now_ms)
         held = span.held
         held.steps_left -= 1
+        held.elapsed_ms = 0.0
         limit_ms = held.plan.hold.max_step_ms
         if thinned or not held.steps_left or (limit_ms is not None and latency_ms > limit_ms):
             self._end_plan()
@@ -322,6 +327,7 @@ class ServingLoop:
             sum(part.sms for part in plan.jobs) if active else 0,
             plan.jobs[0].turn_ms if active else 0.0,
             plan.predicted_ms,
+            view.elapsed_ms,
         )
 
     def _open_span(self, held: HeldPlan, batch: int, kv_tokens: int) -> Span:
@@ -422,7 +428,7 @@ class ServingLoop:
             decoder.kv_tokens,
             len(decoder.waiting),
             decoder.waiting_tokens,
-            now_ms - self._boundary_ms if batch else 0.0,
+            now_ms - self._boundary_ms if batch and (self._turned_ms or self._awaited or self._prefilled) else 0.0,
             decoder.memory.allocator.view(),
             jobs,
         )
