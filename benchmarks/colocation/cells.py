@@ -180,6 +180,10 @@ class Cells:
 
         engine = instance.engine
         assert engine is not None
+        assert instance.job is not None
+        memory = instance.job.memory
+        with instance.on_stream():
+            memory.grow(memory.needs.rows_wanted)
         stream = instance.partitions.whole.finetune_stream
         times = []
         begin_s = time.perf_counter()
