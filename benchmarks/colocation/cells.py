@@ -49,6 +49,9 @@ from harli_core.config import RunConfig
 from harli_core.records import COMPLETED, RequestBook, StepBook
 from harli_core.summary import distribution
 
+LEAST_STEPS = 3
+"""Optimizer steps that a rate is made of, at least."""
+
 
 def measured(
     instance: Instance,
@@ -185,19 +188,15 @@ class Cells:
         with instance.on_stream():
             memory.grow(memory.needs.rows_wanted)
         stream = instance.partitions.whole.finetune_stream
-        times = []
+        times: list[tuple[float, int]] = []
         begin_s = time.perf_counter()
-        while time.perf_counter() - begin_s < self.options.finetune_only_s:
+        while time.perf_counter() - begin_s < self.options.finetune_only_s or len(times) < LEAST_STEPS:
             step = engine.state.step
             while engine.state.step == step and (unit := engine.next_unit()) is not None:
                 engine.run(unit, stream)
             if stream is not None:
                 torch.cuda.synchronize()
             times.append((time.perf_counter(), engine.state.tokens))
-        if len(times) < 3:
-            raise SystemExit(
-                f"{len(times)} optimizer steps in {self.options.finetune_only_s} s: give --finetune-only-s more"
-            )
         rate = (times[-1][1] - times[0][1]) / (times[-1][0] - times[0][0])
         return {
             "finetune": {"tokens_per_s": rate, "optimizer_steps_in_window": len(times) - 1, "loss": engine.state.loss}

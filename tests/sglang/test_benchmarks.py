@@ -32,7 +32,7 @@ def test_cells_are_measured_once_and_nothing_is_begun_without_time(tmp_path: Pat
     """Each asked-for policy has its cell with where it comes from; a second run adds only what is missing."""
     options = [
         "--load", "100", "--layers", "2", "--max-rows", "48", "--micro-batches", "1", "--max-batch", "8", "--qos-ms", "150",
-        "--warm-up-s", "1", "--window-s", "3", "--finetune-only-s", "12", "--skip-s", "0", "--context-tokens", "2048",
+        "--warm-up-s", "1", "--window-s", "3", "--finetune-only-s", "2", "--skip-s", "0", "--context-tokens", "2048",
         "--trace", str(tmp_path / "lengths.csv"), "--no-sharing",
     ]  # fmt: skip
     first = benchmark(tmp_path, "cells.py", *options, "--policies", "hybrid", "separate_finetuning")
@@ -52,8 +52,8 @@ def test_phases_move_memory_between_kv_and_finetuning(tmp_path: Path) -> None:
     """The heavy phase takes rows from the job, the window shrinks, every row's way back is there, and so is the figure."""
     found = benchmark(
         tmp_path, "phases.py", "--backend", "cuda", "--layers", "2", "--finetuned-layers", "32", "--max-rows", "22",
-        "--micro-batches", "1", "--max-batch", "16", "--context-tokens", "2048", "--qos-ms", "150", "--duration-s", "18",
-        "--batches", "1", "9", "3", "--lengths", str(tmp_path / "lengths.csv"), "--out", str(tmp_path / "run"),
+        "--micro-batches", "1", "--max-batch", "16", "--context-tokens", "2048", "--qos-ms", "250", "--duration-s", "36",
+        "--batches", "1", "9", "2", "--lengths", str(tmp_path / "lengths.csv"), "--out", str(tmp_path / "run"),
     )  # fmt: skip
     light, heavy, medium = found["phases"]
     assert light["batch"] < heavy["batch"]

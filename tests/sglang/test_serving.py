@@ -228,7 +228,7 @@ def test_requests_that_lose_their_slots_come_back(instance: Any, expected: Any) 
     slots, taken = instance.decoder.memory.allocator.slots, []
 
     def squeeze(loop: Any) -> None:
-        if loop._step == 10:
+        if loop.plans.step == 10:
             taken.append(slots.allocate(slots.free_tokens - 3))
         elif taken and instance.decoder.waiting:
             slots.free(taken.pop())
@@ -246,7 +246,7 @@ def test_draining_finishes_what_arrived_and_takes_no_more(instance: Any) -> None
     given = scenes.prompts(6, 256, 20, seed=4)
 
     def drain(loop: Any) -> None:
-        if loop._step == 3:
+        if loop.plans.step == 3:
             loop.drain()
 
     arrivals_apart_s = 1000.0

@@ -17,12 +17,13 @@ from itertools import takewhile
 from backends.cuda.serving.decoder import Decoder, Finished, Served
 from backends.cuda.serving.hosted_job import Job
 from backends.cuda.serving.partitions import Partitions
-from backends.cuda.serving.recorder import HeldPlan, Recorder, Span
+from backends.cuda.serving.plan_book import PlanBook
+from backends.cuda.serving.recorder import Recorder, Span
 from backends.cuda.serving.timeline import Timeline
 from harli_core.errors import AuditError, ConfigError
 from harli_core.loop import DecisionLoop
 from harli_core.requests import RequestSpec
-from harli_core.types import JobView, StepPlan, StepView
+from harli_core.types import StepPlan
 
 SPARE_TOKENS = 8
 """Slots that are no request's: SGLang's padding slot, and the few that it keeps in hand when it admits."""
@@ -56,13 +57,13 @@ class ServingLoop:
         self.job = job
         self.draining = False
         self.finished: list[Served] = []
-        self.decide_ms: list[float] = []
         self.launch_delay_ms: list[float] = []
         self.prefilled_tokens = 0
         self._decoder = decoder
         self._partitions = partitions
         self._timeline = timeline
         self._loop = loop
+        self.plans = PlanBook(decoder, timeline, loop, recorder, job)
         self._recorder = recorder
         self._prompt_of = prompt_of
         self._limits = limits
@@ -71,29 +72,24 @@ class ServingLoop:
         books = decoder.memory.allocator
         floor_rows = job.memory.needs.rows_floor if job is not None else 0
         self._capacity_tokens = (books.geometry.rows - floor_rows) * books.geometry.row_tokens - SPARE_TOKENS
-        self._zero_ms = 0.0
-        self._boundary_ms = 0.0
-        self._elapsed_from_ms = 0.0
-        self._step = 0
         self._done = 0
-        self._held: HeldPlan | None = None
-        self._span: Span | None = None
         self._joined: list[Served] = []
         self._gap_from_ms: dict[int, float] = {}
-        self._turned_ms = 0.0
-        self._turn_done = False
-        self._prefilled = False
-        self._awaited = False
+
+    @property
+    def decide_ms(self) -> list[float]:
+        """How long each decision took."""
+        return self.plans.decide_ms
 
     @property
     def now_s(self) -> float:
         """Seconds since the run began."""
-        return (self._timeline.now_ms() - self._zero_ms) / 1e3
+        return (self._timeline.now_ms() - self.plans.zero_ms) / 1e3
 
     @property
     def zero_s(self) -> float:
         """The host clock when the run began."""
-        return self._zero_ms / 1e3
+        return self.plans.zero_ms / 1e3
 
     def drain(self) -> None:
         """Take no more requests; the run ends when those that arrived are done. Safe in a signal handler."""
@@ -105,7 +101,7 @@ class ServingLoop:
 
     def run(self) -> float:
         """Serve; returns the duration in seconds. Requests under way at the horizon stay unfinished."""
-        self._zero_ms = self._boundary_ms = self._timeline.now_ms()
+        self.plans.begin()
         while True:
             self._take_arrivals()
             if self.job is not None:
@@ -154,7 +150,7 @@ class ServingLoop:
             if served.emitted == 1:
                 elsewhere = self._decoder.prefill == "elsewhere"
                 arrival_s = float(self._recorder.requests.arrival_s[served.index])
-                self._recorder.first_token(served, arrival_s if elsewhere else (now_ms - self._zero_ms) / 1e3)
+                self._recorder.first_token(served, arrival_s if elsewhere else (now_ms - self.plans.zero_ms) / 1e3)
             self._recorder.produced(served)
         self._leave(done, now_ms)
         over = {served.index for served in done}
@@ -163,17 +159,14 @@ class ServingLoop:
                 self._joined.append(served)
                 self._gap_from_ms[served.index] = served.last_token_ms or now_ms
         if new:
-            self._settle_span()
+            self.plans.settle_span()
 
     def _ran_prefill(self) -> None:
-        self._prefilled = True
+        self.plans.prefilled = True
 
     def _idle(self) -> None:
         """Nothing to decode: finetuning has what the plan gives it until a request arrives."""
-        self._end_plan()
-        view = self._view()
-        plan = self._decide(view)
-        self._apply_memory(plan)
+        view, plan = self.plans.idle_plan()
         sms = sum(part.sms for part in plan.jobs)
         start_ms = self._timeline.now_ms()
         if self.job is not None:
@@ -190,12 +183,12 @@ class ServingLoop:
             self._take_arrivals()
         now_ms = self._timeline.now_ms()
         self._recorder.idle(view, now_ms - start_ms, sms)
-        self._boundary_ms = now_ms
+        self.plans.boundary_ms = now_ms
 
     def _make_room(self) -> None:
         """Requests wait before an empty batch: ask for rows, and wait for their fences."""
-        self._end_plan()
-        self._awaited = True
+        self.plans.end()
+        self.plans.awaited = True
         if self.job is None:
             raise AuditError("requests wait for memory, and there is no finetuning job that could give some back")
         memory = self.job.memory
@@ -211,158 +204,62 @@ class ServingLoop:
     # One step
 
     def _decode_step(self) -> None:
-        span = self._opened()
+        span = self.plans.opened()
         held, job = span.held, self.job
         plan = held.plan
         pump = job.pump if job is not None and plan.jobs and job.pump.running else None
         units_before = pump.launched if pump is not None else 0
         busy_before = pump is not None and pump.last is not None
         marks = None
-        if pump is not None and held.turn_budget_ms and not self._turn_done:
+        if pump is not None and held.turn_budget_ms and not self.plans.turn_done:
             start_ms = self._timeline.now_ms()
             # What the host needs between two steps comes off the turn, unless the policy knew of it.
-            spent_ms = max(0.0, start_ms - self._boundary_ms - held.elapsed_ms)
+            spent_ms = max(0.0, start_ms - self.plans.boundary_ms - held.elapsed_ms)
             marks = pump.turn(max(0.0, held.turn_budget_ms - spent_ms), self._arrival_ends_plan)
             if self._arrivals_due() and len(self._decoder.running) < self._limits.max_batch:
                 # They join the step that is yet to be launched: under this plan, whose turn is over then, or a new one.
-                self._turned_ms += self._timeline.now_ms() - start_ms
+                self.plans.turned_ms += self._timeline.now_ms() - start_ms
                 if self._arrival_ends_plan():
-                    self._end_plan()
+                    self.plans.end()
                 else:
-                    self._turn_done = True
+                    self.plans.turn_done = True
                 return
         self._order_behind_units(plan)
         ready_ms = self._timeline.now_ms()
         if not self._decoder.launch(self._partitions.group(plan.decode_sms)):
-            self._end_plan()
+            self.plans.end()
             return
         self.launch_delay_ms.append(self._timeline.now_ms() - ready_ms)
         finetune_sms = held.finetune_sms
         limit_ms = plan.hold.max_step_ms
         while True:
-            late = limit_ms is not None and self._timeline.now_ms() - self._boundary_ms > limit_ms
+            late = limit_ms is not None and self._timeline.now_ms() - self.plans.boundary_ms > limit_ms
             if pump is not None and finetune_sms and not late:
                 pump.keep_busy(finetune_sms)
             if self._decoder.done():
                 break
         now_ms = self._timeline.now_ms()
         step = self._decoder.finish(now_ms)
-        turn_ms = self._turned_ms
+        turn_ms = self.plans.turned_ms
         if marks is not None:
             turn_ms += self._timeline.between_ms(*marks) if self._timeline.passed(marks[1]) else 0.0
-        self._turned_ms, self._turn_done = 0.0, False
+        self.plans.turned_ms, self.plans.turn_done = 0.0, False
         finetuned = busy_before or (pump is not None and pump.launched > units_before)
         self._emitted(span, step, now_ms, turn_ms, finetuned=finetuned)
 
     def _emitted(self, span: Span, step: Finished, now_ms: float, turn_ms: float, *, finetuned: bool) -> None:
-        latency_ms = now_ms - self._boundary_ms
-        span, thinned = self._span_of(span, step)
+        plans = self.plans
+        latency_ms = now_ms - plans.boundary_ms
+        span, thinned = plans.span_of(span, step)
         if not span.steps:
             span.joined = len(self._joined)
             span.join_gap_ms = [now_ms - self._gap_from_ms.pop(served.index) for served in self._joined]
             self._joined = []
-        self._recorder.step(span, latency_ms, step.decode_ms, turn_ms, finetuned=finetuned and not self._prefilled)
-        self._prefilled = self._awaited = False
-        self._boundary_ms = now_ms
-        self._step += 1
+        self._recorder.step(span, latency_ms, step.decode_ms, turn_ms, finetuned=finetuned and not plans.prefilled)
         for served in step.emitted:
             self._recorder.produced(served)
         self._leave(step.completed, now_ms)
-        held = span.held
-        held.steps_left -= 1
-        held.elapsed_ms = 0.0
-        limit_ms = held.plan.hold.max_step_ms
-        if thinned or not held.steps_left or (limit_ms is not None and latency_ms > limit_ms):
-            self._end_plan()
-        elif step.completed:
-            self._settle_span()
-
-    def _span_of(self, span: Span, step: Finished) -> tuple[Span, bool]:
-        """The span that ``step`` belongs to; another one where SGLang sent requests back to wait for slots."""
-        batch = len(step.emitted)
-        if batch == span.batch:
-            return span, False
-        if span.steps:
-            self._settle_span()
-            span = self._span = self._open_span(span.held, batch, span.kv_tokens_now * batch // span.batch)
-        span.batch = batch
-        return span, True
-
-    def _opened(self) -> Span:
-        """The span under way; a new one of the plan in force, if that covers the batch as it is now; or of a new plan."""
-        span, held = self._span, self._held
-        if held is not None and not self._holds(held, span):
-            self._end_plan()
-            span = held = None
-        if span is None:
-            if held is None:
-                view = self._view()
-                held = self._held = self._planned(view)
-                span = self._open_span(held, view.batch, view.kv_tokens)
-            else:
-                span = self._open_span(held, len(self._decoder.running), self._decoder.kv_tokens)
-            self._span = span
-        return span
-
-    def _holds(self, held: HeldPlan, span: Span | None) -> bool:
-        """Whether the plan is still good: for the batch that it has (``span``), or for another one."""
-        hold = held.plan.hold
-        if held.plan.jobs and (self.job is None or self.job.pump.over):
-            return False
-        if span is not None:
-            same = len(self._decoder.scheduler.waiting_queue) == span.waiting
-            return same and (hold.most_kv_tokens is None or span.kv_tokens_now <= hold.most_kv_tokens)
-        if self._decoder.scheduler.waiting_queue:
-            return False
-        return hold.covers(len(self._decoder.running), self._decoder.kv_tokens)
-
-    def _planned(self, view: StepView) -> HeldPlan:
-        """Ask for a plan, and let memory move towards it."""
-        plan = self._decide(view)
-        self._apply_memory(plan)
-        active = self.job is not None and bool(plan.jobs)
-        return HeldPlan(
-            plan,
-            plan.hold.steps,
-            sum(part.sms for part in plan.jobs) if active else 0,
-            plan.jobs[0].turn_ms if active else 0.0,
-            plan.predicted_ms,
-            view.elapsed_ms,
-        )
-
-    def _open_span(self, held: HeldPlan, batch: int, kv_tokens: int) -> Span:
-        books, job = self._decoder.memory.allocator, self.job
-        return Span(
-            held,
-            self._step,
-            batch,
-            kv_tokens,
-            len(self._decoder.scheduler.waiting_queue),
-            books.slots.rows_in_use,
-            books.slots.rows_withheld,
-            books.free_but_unlendable_bytes,
-            (self._boundary_ms - self._zero_ms) / 1e3,
-            job.memory.window_layers if job is not None else 0,
-            float(self._tokens()),
-        )
-
-    def _settle_span(self) -> None:
-        """The batch changed: what it did so far is told; the plan may go on."""
-        if self._span is not None:
-            span, self._span = self._span, None
-            self._recorder.settle(span)
-
-    def _end_plan(self) -> None:
-        """A new plan is needed for whatever comes next."""
-        self._settle_span()
-        self._held = None
-        self._turn_done = False
-
-    def _decide(self, view: StepView) -> StepPlan:
-        before_ms = self._timeline.now_ms()
-        plan = self._loop.decide(view)
-        self.decide_ms.append(self._timeline.now_ms() - before_ms)
-        return plan
+        plans.emitted(span, now_ms, latency_ms, thinned=thinned, left=bool(step.completed))
 
     def _order_behind_units(self, plan: StepPlan) -> None:
         """Decode waits, on the GPU, for a unit that still runs on SMs that it takes."""
@@ -382,61 +279,12 @@ class ServingLoop:
     def _arrival_ends_plan(self) -> bool:
         """Whether somebody has arrived with whom the plan in force does not hold."""
         due = self._arrivals_due()
-        if not due:
-            return False
-        held, span = self._held, self._span
-        if held is None or span is None or span.waiting:
-            return True
-        arrived_tokens = sum(spec.prompt_tokens for spec in due)
-        return not held.plan.hold.covers(span.batch + len(due), span.kv_tokens_now + arrived_tokens)
-
-    def _apply_memory(self, plan: StepPlan) -> None:
-        """Lend or reclaim towards the plan; the tokens of the next step keep their slots."""
-        job = self.job
-        if job is None or not plan.jobs or not job.pump.running:
-            return
-        memory = job.memory
-        rows = max(plan.jobs[0].rows, memory.needs.rows_floor)
-        if rows < memory.rows_held:
-            memory.shrink(rows, self._timeline.now_ms())
-            return
-        books = self._decoder.memory.allocator
-        spare = books.slots.free_tokens - len(self._decoder.running)
-        memory.grow(min(rows, memory.rows_held + max(0, spare) // books.geometry.row_tokens))
-
-    def _view(self) -> StepView:
-        decoder, job = self._decoder, self.job
-        jobs: tuple[JobView, ...] = ()
-        now_ms = self._timeline.now_ms()
-        if job is not None:
-            unit = job.pump.next_unit()
-            memory, flight = job.memory, job.pump.last
-            if unit is not None:
-                jobs = (
-                    JobView(
-                        job.job_id, unit.kind, job.unit_tokens, memory.rows_held, memory.needs.rows_wanted,
-                        memory.needs.rows_floor, memory.window_layers, memory.needs.layers,
-                        flight.sms if flight is not None else 0, job.pump.in_flight_ms(),
-                    ),
-                )  # fmt: skip
-        batch = len(decoder.running)
-        return StepView(
-            self._recorder.instance,
-            self._step,
-            (now_ms - self._zero_ms) / 1e3,
-            batch,
-            decoder.kv_tokens,
-            len(decoder.waiting),
-            decoder.waiting_tokens,
-            now_ms - self._boundary_ms if batch and (self._turned_ms or self._awaited or self._prefilled) else 0.0,
-            decoder.memory.allocator.view(),
-            jobs,
-        )
+        return bool(due) and not self.plans.holds_with(due)
 
     def _leave(self, done: Sequence[Served], now_ms: float) -> None:
         for served in done:
             self._recorder.produced(served)
-            self._recorder.requests.complete(served.index, (now_ms - self._zero_ms) / 1e3)
+            self._recorder.requests.complete(served.index, (now_ms - self.plans.zero_ms) / 1e3)
             self.finished.append(served)
             self._count_done()
 
@@ -445,13 +293,9 @@ class ServingLoop:
         if self._progress is not None:
             self._progress(self._done)
 
-    def _tokens(self) -> int:
-        work = self.job.pump.work if self.job is not None else None
-        return work.state.tokens if work is not None else 0
-
     def _close(self) -> None:
         """Settle what is open; if nothing is left to serve, SGLang checks itself for leaks."""
-        self._end_plan()
+        self.plans.end()
         self._loop.finish()
         if self._decoder.idle:
             self._decoder.check_idle()
