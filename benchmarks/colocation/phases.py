@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,10 @@ from harli_core.config import RunConfig
 from harli_core.memory.reservation import Reservation
 from harli_core.records import RequestBook, StepBook
 from harli_core.summary import distribution
-from traces import load_trace
+from traces import LoadedTrace, load_trace
 from traces.generators import PHASE_BATCHES, Recipe, generate
 from traces.registry import seeded
-from traces.schema import RepairOptions, RequestTrace
-from traces.writing import write_trace
+from traces.schema import RepairOptions, Repairs, RequestTrace
 
 SERIES = ("batch", "rows_kv", "rows_lent", "window_layers", "latency_ms", "latency_max_ms", "finetune_tokens_per_s")
 Books = tuple[dict[str, Any], RequestBook, StepBook]
@@ -58,26 +56,25 @@ def trace_of(options: argparse.Namespace, lengths: RequestTrace) -> RequestTrace
     return generate("phases", seeded(options.seed), recipe)
 
 
-def simulated(config: RunConfig) -> tuple[Books, dict[str, Any]]:
+def simulated(scenario: Scenario) -> tuple[Books, dict[str, Any]]:
     """The run on the device model."""
-    scenario = Scenario(config)
+    config = scenario.config
     outcome, device = scenario.run(config.policy, {})
     summary = {"config": config.model_dump(), **sections(scenario, outcome, device)}
     return (summary, outcome.requests, outcome.steps), {"reclaims": None}
 
 
-def measured(config: RunConfig, options: argparse.Namespace) -> tuple[Books, dict[str, Any]]:
+def measured(scenario: Scenario, options: argparse.Namespace) -> tuple[Books, dict[str, Any]]:
     """The run on this machine, and each row that came back."""
     from backends.cuda.serving import sglang_version
     from benchmarks.allocator.measuring import commit, machine
     from benchmarks.colocation.process import instance_of
     from harli_cli.gpu_run import GpuOptions, run_on
 
-    scenario = Scenario(config)
     instance = instance_of(scenario, options, shared=False)
     assert instance.job is not None
     given = GpuOptions(None, "dummy", options.prefill, None, options.device)
-    books = run_on(instance, config, given, scenario, None, quiet)
+    books = run_on(instance, scenario.config, given, scenario, None, quiet)
     zero_ms = books[0]["gpu"]["began_s"] * 1e3
     rows = [((row.asked_ms - zero_ms) / 1e3, row.took_ms) for row in instance.job.memory.reclaims]
     return books, {
@@ -101,6 +98,17 @@ def memory_used_gb(device: str) -> float | None:
 
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     return float(total_bytes - free_bytes) / 1e9
+
+
+def keep(out: Path, books: Books) -> None:
+    """The result files and their report, as far as this machine has the packages for them."""
+    if find_spec("pyarrow") is None:
+        print(f"no pyarrow here: nothing is kept in {out}")
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    write_results(out, *books)
+    if find_spec("plotly") is not None:
+        run_report(out)  # elsewhere: 'harli report'
 
 
 def quiet(_name: str, _total: int) -> Any:
@@ -184,23 +192,15 @@ def main() -> None:
     options = parsed()
     options.runtime_gb = RUNTIME_GB[options.backend] if options.runtime_gb is None else options.runtime_gb
     given = load_trace(str(options.lengths or azure_conv()), seed=0, repairs=RepairOptions(sort=True)).trace
-    with tempfile.TemporaryDirectory() as scratch:
-        trace = trace_of(options, given)
-        path = Path(scratch) / "phases.csv"
-        write_trace(path, trace)
-        settings = {**run_settings(options, shared=False), "trace": str(path), "policy": options.policy}
-        config = RunConfig(**settings, seed=options.seed, horizon_s=options.duration_s)
-        books, found = simulated(config) if options.backend == "sim" else measured(config, options)
-        if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
-            write_results(options.out, *books)
-        if options.out is not None and find_spec("plotly") is not None:
-            run_report(options.out)  # elsewhere: 'harli report'
+    trace = trace_of(options, given)
+    settings = {**run_settings(options, shared=False), "policy": options.policy}
+    config = RunConfig(**settings, seed=options.seed, horizon_s=options.duration_s)
+    scenario = Scenario(config, LoadedTrace(trace, "generated", Repairs()))
+    books, found = simulated(scenario) if options.backend == "sim" else measured(scenario, options)
+    if options.out is not None:
+        keep(options.out, books)
     summary, _, steps = books
-    result, reservation = (
-        columns_of(*books),
-        Scenario(config.model_copy(update={"trace": "synthetic"})).contexts.reservation,
-    )
+    result, reservation = columns_of(*books), scenario.contexts.reservation
     drawn = digest(result)
     rows = found.pop("reclaims")
     document = {
@@ -208,7 +208,8 @@ def main() -> None:
         "backend": options.backend,
         **provenance(" ".join(["python", *sys.argv])),
         **found,
-        "config": {**config.model_dump(), "trace": f"phases {options.batches}, lengths of {given.source}"},
+        "config": {**config.model_dump(), "trace": f"phases, lengths of {Path(given.source).name}"},
+        "batches": options.batches,
         "pool": {name: summary["memory"][name] for name in ("rows", "row_bytes", "rows_lent", "rows_reclaimed")},
         "requests": summary["requests"],
         "violations": summary["steps"]["violations"],
