@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from harli_core.model import model_shape
 from harli_core.predict.fit import fit_profile
 from harli_core.predict.profile import Profile
 from harli_core.predict.samples import parse_samples
+
+BUDGET_S = 295.0
+"""For all of ``harli profile``, loading included: five minutes, and something to write the file in."""
+
+CONTEXT_TOKENS = 16384
+"""Room for the longest prompt that is measured, and its answer."""
 
 
 def read_profile(path: Path) -> Profile:
@@ -96,10 +103,10 @@ def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str
     rows = -(-2 * needed // grid.row_tokens)
     with tempfile.TemporaryDirectory() as scratch:
         settings = ServingSettings(
-            dummy_folder(shipped_config(model), 8192, Path(scratch)),
+            dummy_folder(shipped_config(model), CONTEXT_TOKENS, Path(scratch)),
             rows * grid.row_tokens,
-            256,
-            8192,
+            max(QUICK.batches),
+            CONTEXT_TOKENS,
             load_format="dummy",
             dtype="bfloat16",
         )
@@ -114,7 +121,8 @@ def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str
         driver = int(str(torch.version.cuda).split(".")[0]) * 1000
         layers = shipped_config(model)["num_hidden_layers"]
         device = {"gpu": gpu, "driver": driver, "torch": torch.__version__, "model": model, "layers": layers}
-        profiler = Profiler(InstanceBench(instance), QUICK)
+        left_s = BUDGET_S - (time.perf_counter() - begin_s)
+        profiler = Profiler(InstanceBench(instance), replace(QUICK, budget_s=left_s))
         found = []
         with instance.on_stream():
             for line in profiler.lines(device, finetune_model):

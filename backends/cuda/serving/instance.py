@@ -121,8 +121,7 @@ class Instance:
     def _host(self, source: Callable[[], JobSource]) -> None:
         self.remove_job()
         begin_s = time.perf_counter()
-        with self.on_stream():
-            self.job = host_job(source(), self.decoder, self.partitions, self.timeline, self.predictor.unit_ms)
+        self.job = host_job(source(), self.decoder, self.partitions, self.timeline, self.predictor.unit_ms)
         self.startup_s["job"] = time.perf_counter() - begin_s
         state = self.job.engine.state if self.job.engine is not None else None
         if state is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 from backends.cuda.serving.decoder import Decoder
 from backends.cuda.serving.hosted_job import Job
@@ -25,7 +27,7 @@ def host_job(
     timeline: Timeline,
     unit_ms: Callable[[UnitKind, int, int], float],
 ) -> Job:
-    """Lend as many rows as half of the pool allows, and build the engine; call it on the decoder's stream.
+    """Lend as many rows as half of the pool allows, and build the engine.
 
     Raises `JobError` or `OutOfMemoryError`, or whatever the job's own code raises; then no row stays lent.
     """
@@ -39,7 +41,8 @@ def host_job(
         )
     memory = JobMemory(decoder, needs, _scrub_stream(decoder))
     try:
-        memory.grow(needs.rows_wanted if needs.rows_wanted < geometry.rows // 2 else needs.rows_floor)
+        with _on(decoder.stream):
+            memory.grow(needs.rows_wanted if needs.rows_wanted < geometry.rows // 2 else needs.rows_floor)
         held = memory.rows_held * geometry.row_blocks // needs.layer_blocks if needs.layer_blocks else layers
         window = min(layers, max(min(2, layers), held))
         shared = served_weights(decoder.scheduler, source.peft_model.config) if source.shared else None
@@ -54,6 +57,15 @@ def host_job(
     memory.attach(engine)
     pump = UnitPump(engine, partitions, timeline, unit_ms)
     return Job("job-0", pump, memory, source.unit_tokens, engine, source.output_dir)
+
+
+def _on(stream: Any) -> Any:
+    """Rows change hands in the order of the decoder's stream; on a CPU there is none."""
+    if stream is None:
+        return nullcontext()
+    import torch
+
+    return torch.cuda.stream(stream)
 
 
 def _scrub_stream(decoder: Decoder) -> int:
