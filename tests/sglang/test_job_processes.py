@@ -53,8 +53,8 @@ def test_sigterm_drains_checkpoints_and_exits_0(tmp_path: Path) -> None:
 
 def test_interrupted_serving_and_resumed_gives_the_adapter_of_the_job_alone(tmp_path: Path) -> None:
     """Stopped in the middle by SIGINT, then served again to the job's end: the same bits as without any server."""
-    alone = trained_alone(processes.job_file(tmp_path, max_steps=1500, output_dir=str(tmp_path / "alone")))
-    job = processes.job_file(tmp_path, max_steps=1500)
+    alone = trained_alone(processes.job_file(tmp_path, max_steps=400, output_dir=str(tmp_path / "alone")))
+    job = processes.job_file(tmp_path, max_steps=400)
     trace = processes.trace_of(tmp_path / "trace.csv", 2000, 0.5)
     arguments = processes.command(tmp_path, trace, "--finetune-job", str(job))
     log, adapter = tmp_path / "adapter" / "trainer_log.jsonl", tmp_path / "adapter" / "adapter_model.safetensors"
@@ -70,8 +70,8 @@ def test_interrupted_serving_and_resumed_gives_the_adapter_of_the_job_alone(tmp_
     code, second, out, err = processes.ended(process, tmp_path)
     assert code == 0, err
     told = second["finetune"]["job"]
-    assert (told["ending"], told["step"], told["adapter"]) == ("finished", 1500, str(tmp_path / "adapter"))
-    assert "finetuning finished after step 1,500 of 1,500" in " ".join(out.split())
+    assert (told["ending"], told["step"], told["adapter"]) == ("finished", 400, str(tmp_path / "adapter"))
+    assert "finetuning finished after step 400 of 400" in " ".join(out.split())
     assert second["memory"]["rows_lent"] == second["memory"]["rows_reclaimed"] > 0
     assert adapter.read_bytes() == alone
 
