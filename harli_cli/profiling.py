@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from harli_core.model import model_shape
 from harli_core.predict.fit import fit_profile
 from harli_core.predict.profile import Profile
 from harli_core.predict.samples import parse_samples
+
+BUDGET_S = 295.0
+"""For all of ``harli profile``, loading included: five minutes, and something to write the file in."""
+
+CONTEXT_TOKENS = 16384
+"""Room for the longest prompt that is measured, and its answer."""
 
 
 def read_profile(path: Path) -> Profile:
@@ -80,7 +87,9 @@ def write_whole(path: Path, text: str) -> None:
 def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     import torch  # noqa: PLC0415
 
-    from backends.cuda.serving.instance import Instance, JobSettings  # noqa: PLC0415
+    from backends.cuda.serving.bench import InstanceBench  # noqa: PLC0415
+    from backends.cuda.serving.instance import Instance  # noqa: PLC0415
+    from backends.cuda.serving.job_source import JobSettings  # noqa: PLC0415
     from backends.cuda.serving.model_folder import dummy_folder, shipped_config  # noqa: PLC0415
     from backends.cuda.serving.profiler import QUICK, Profiler  # noqa: PLC0415
     from backends.cuda.serving.scheduler_factory import ServingSettings  # noqa: PLC0415
@@ -89,15 +98,15 @@ def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str
     from harli_core.predict.predictor import StepPredictor  # noqa: PLC0415
 
     begin_s = time.perf_counter()
-    needed = max(batch * (context + 256) for batch, context in (*QUICK.points, *QUICK.beside))
+    needed = QUICK.most_kv_tokens + 256 * max(QUICK.batches)
     grid = GridGeometry.of(model_shape(model), 2**40)
     rows = -(-2 * needed // grid.row_tokens)
     with tempfile.TemporaryDirectory() as scratch:
         settings = ServingSettings(
-            dummy_folder(shipped_config(model), 8192, Path(scratch)),
+            dummy_folder(shipped_config(model), CONTEXT_TOKENS, Path(scratch)),
             rows * grid.row_tokens,
-            256,
-            8192,
+            max(QUICK.batches),
+            CONTEXT_TOKENS,
             load_format="dummy",
             dtype="bfloat16",
         )
@@ -110,11 +119,19 @@ def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str
         say(f"ready to measure after {time.perf_counter() - begin_s:.0f} s")
         gpu = torch.cuda.get_device_name()
         driver = int(str(torch.version.cuda).split(".")[0]) * 1000
+        layers = shipped_config(model)["num_hidden_layers"]
+        device = {"gpu": gpu, "driver": driver, "torch": torch.__version__, "model": model, "layers": layers}
+        left_s = BUDGET_S - (time.perf_counter() - begin_s)
+        profiler = Profiler(InstanceBench(instance), replace(QUICK, budget_s=left_s))
         found = []
         with instance.on_stream():
-            for line in Profiler(instance, QUICK).lines(model, finetune_model, gpu, driver, torch.__version__):
+            for line in profiler.lines(device, finetune_model):
                 found.append(line)
                 if len(found) % 25 == 0:
                     say(f"{len(found)} samples after {time.perf_counter() - begin_s:.0f} s")
+    if profiler.uncertainty is not None:
+        say(
+            f"{len(profiler.measured)} operating points; the predictor is sure to {profiler.uncertainty:.1%} at the next one"
+        )
     say(f"measured {len(found)} samples in {time.perf_counter() - begin_s:.0f} s")
     return found

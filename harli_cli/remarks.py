@@ -14,7 +14,22 @@ CAUSES = {"colocated": "usually batches under 8 beside finetuning, which were no
 
 def remarks(summary: dict[str, Any]) -> list[str]:
     """Lines to print below the table."""
-    return [*repairs(summary), *rejections(summary), *extrapolation_warnings(summary)]
+    return [*repairs(summary), *rejections(summary), *job_lines(summary), *extrapolation_warnings(summary)]
+
+
+def job_lines(summary: dict[str, Any]) -> list[str]:
+    """What became of a finetuning job from a file, or why any job stopped (on a GPU only)."""
+    job = summary["finetune"].get("job")
+    if job is None:
+        return []
+    done = "" if job["step"] is None else f" after step {job['step']:,} of {job['max_steps']:,}"
+    if job["ending"] in ("failed", "refused"):
+        return [f"finetuning {job['ending']}{done}, serving went on: {job['reason']}"]
+    if job["adapter"] is not None:
+        return [f"finetuning finished{done}; adapter: {job['adapter']}"]
+    if job["checkpoint"] is not None:
+        return [f"finetuning stopped{done}; it goes on from {job['checkpoint']}"]
+    return [f"finetuning {job['ending']}{done}: {job['reason']}"] if job["reason"] is not None else []
 
 
 REPAIRS = {

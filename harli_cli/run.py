@@ -118,7 +118,7 @@ class PreparedRun:
                 "format": scenario.loaded.format,
                 "repairs": asdict(scenario.loaded.repairs),
             },
-            **_sections(scenario, outcome, device),
+            **sections(scenario, outcome, device),
         }
         if baselines:
             summary["baselines"] = _baselines(config, scenario, summary, stage)
@@ -131,7 +131,8 @@ def _add_copies(writer: PerfettoWriter, outcome: SimOutcome) -> None:
             writer.add_copies(instance, state.copies, outcome.duration_s)
 
 
-def _sections(scenario: Scenario, outcome: SimOutcome, device: DeviceModel) -> dict[str, Any]:
+def sections(scenario: Scenario, outcome: SimOutcome, device: DeviceModel) -> dict[str, Any]:
+    """Everything about a simulated run under the names of the summary."""
     config = scenario.config
     states = outcome.instances
     facts = RunFacts(
@@ -144,11 +145,11 @@ def _sections(scenario: Scenario, outcome: SimOutcome, device: DeviceModel) -> d
         finetune_steps=sum(state.finetune_steps for state in states),
         finetune_gpus=sum(1 for state in states if state.hosts_job),
     )
-    sections = summarise(outcome.requests, outcome.steps, facts)
-    sections["utilisation_estimated"] = utilisation(
+    found = summarise(outcome.requests, outcome.steps, facts)
+    found["utilisation_estimated"] = utilisation(
         outcome.steps, scenario.served, scenario.finetuned, facts.finetune_tokens, scenario.sheet, facts
     )
-    sections["memory"] = {
+    found["memory"] = {
         "rows": scenario.geometry.rows,
         "row_tokens": scenario.geometry.row_tokens,
         "row_bytes": scenario.geometry.row_bytes,
@@ -159,25 +160,25 @@ def _sections(scenario: Scenario, outcome: SimOutcome, device: DeviceModel) -> d
         "finetune_stalled_s": sum(state.stall_s for state in states),
     }
     prefill_s = outcome.duration_s * config.prefill_gpus
-    sections["prefill_busy"] = outcome.prefill_busy_s / prefill_s if prefill_s else None
-    sections["device_model"] = {
+    found["prefill_busy"] = outcome.prefill_busy_s / prefill_s if prefill_s else None
+    found["device_model"] = {
         "evaluated": dict(sorted(device.evaluated.items())),
         "extrapolated": dict(sorted(device.extrapolated.items())),
     }
-    return sections
+    return found
 
 
 def _baselines(config: RunConfig, scenario: Scenario, summary: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """The same trace and seed under ``inference_only`` and ``separate``: excess violations, and the gain."""
     total = len(scenario.loaded.trace)
     alone, alone_device = scenario.run("inference_only", {}, progress=stage("inference_only", total))
-    alone_steps = _sections(scenario, alone, alone_device)["steps"]
+    alone_steps = sections(scenario, alone, alone_device)["steps"]
     if config.serving_gpus is None:
         serving, apart, apart_device = fewest_serving(scenario, stage)
     else:
         serving = config.serving_gpus
         apart, apart_device = scenario.run("separate", {"serving_gpus": serving}, progress=stage("separate", total))
-    apart_tokens_per_s = _sections(scenario, apart, apart_device)["finetune"]["tokens_per_s"]
+    apart_tokens_per_s = sections(scenario, apart, apart_device)["finetune"]["tokens_per_s"]
     own_tokens_per_s = summary["finetune"]["tokens_per_s"]
     own, other = (sum(section["violations"].values()) for section in (summary["steps"], alone_steps))
     return {

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,9 @@ from harli_cli.settings import check_serving_gpus, merged
 from harli_cli.trace_options import TracePart, TraceReading
 from harli_core.config import RunConfig
 from harli_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from harli_cli.gpu_run import GpuOptions
 
 
 @with_groups
@@ -101,6 +104,11 @@ def run(
     prefill: Annotated[
         str, typer.Option(help="cuda: elsewhere (prompts' KV taken as arrived) or local (computed on this GPU).")
     ] = "elsewhere",
+    finetune_job: Annotated[
+        Path | None,
+        typer.Option(metavar="JOB.toml", help="cuda: the job to finetune, as for 'harli finetune' [default: random]."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cuda: cuda, or cpu to try a tiny model (slow).")] = "cuda",
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also run inference_only and separate; report gain and excess.")
     ] = False,
@@ -142,26 +150,23 @@ def run(
     settings = merged(config, options, policy_option or [])
     check_serving_gpus(settings, baselines)
     if backend == "cuda":
-        _serve(settings, out, log, baselines, as_json, model_path, load_format, prefill)
+        from harli_cli.gpu_run import GpuOptions  # noqa: PLC0415  (keeps --help fast)
+
+        chosen = GpuOptions.checked(
+            settings, model_path, load_format, prefill, baselines=baselines, finetune_job=finetune_job, device=device
+        )
+        _serve(settings, chosen, out, log, as_json)
         return
     if backend != "sim":
         raise ConfigError(f"unknown backend {backend!r}: known backends are cuda, sim")
+    if finetune_job is not None:
+        raise ConfigError(f"--finetune-job {finetune_job}: a simulation has no real job; it needs --backend cuda")
     _simulate(settings, out, log, baselines, as_json, perfetto, html)
 
 
-def _serve(
-    settings: RunConfig,
-    out: Path,
-    log: Path | None,
-    baselines: bool,
-    as_json: bool,
-    model_path: Path | None,
-    load_format: str,
-    prefill: str,
-) -> None:
-    from harli_cli.gpu_run import GpuOptions, execute_on_gpu  # noqa: PLC0415
+def _serve(settings: RunConfig, options: GpuOptions, out: Path, log: Path | None, as_json: bool) -> None:
+    from harli_cli.gpu_run import execute_on_gpu  # noqa: PLC0415
 
-    options = GpuOptions.checked(settings, model_path, load_format, prefill, baselines=baselines)
     with progress() as stage:
         summary = execute_on_gpu(settings, options, out, log, stage)
     _show(summary, out, as_json)

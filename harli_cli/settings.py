@@ -15,6 +15,8 @@ COMMAND_LINE_ONLY = (
     "backend",
     "baselines",
     "config",
+    "device",
+    "finetune_job",
     "html",
     "json",
     "load_format",

@@ -125,6 +125,12 @@ class Hold:
     batches: tuple[int, int] | None = None
     most_kv_tokens: int | None = None
 
+    def covers(self, batch: int, kv_tokens: int) -> bool:
+        """Whether ``batch`` requests with ``kv_tokens`` tokens, other ones than before, may decode under the plan."""
+        if self.batches is None or not self.batches[0] <= batch <= self.batches[1]:
+            return False
+        return self.most_kv_tokens is None or kv_tokens <= self.most_kv_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

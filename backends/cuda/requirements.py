@@ -39,6 +39,19 @@ def require() -> None:
         )
 
 
+def require_serving(device: str) -> None:
+    """`require` for "cuda"; for "cpu", where SGLang's CPU path serves a tiny model, the same without a driver."""
+    if device == "cuda":
+        require()
+        return
+    from backends.cuda.memory import extension
+    from backends.cuda.serving import sglang_version
+
+    require_finetuning(device)
+    sglang_version.require()
+    extension.require()
+
+
 FINETUNING = ("torch", "transformers", "peft", "safetensors")
 """Importable names that the extra ``finetune`` installs."""
 

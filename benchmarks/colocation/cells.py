@@ -1,17 +1,17 @@
-"""Co-location on one GPU: every policy of a pair of models at one load and target, in one process. See README.md.
+"""Co-location on one GPU: all cells of a pair of models in one process. See README.md; `plan.py` lists the cells.
 
-    python benchmarks/colocation/cells.py --pair llama3-8b llama3-8b --load 1600 --qos-ms 40
+    python benchmarks/colocation/cells.py --group llama3-8b__llama3-8b      # all its loads and targets, in order
+    python benchmarks/colocation/cells.py --pair llama3-8b llama3-8b --load 1600 --qos-ms 40      # one of them
 
-Each policy is a cell; cells that the results file has are not measured again, and the file is written after each.
+Each policy at a load and a target is a cell. Cells that the results have are not measured again, results are written after
+each, and no cell is begun that ``--budget-s`` has no time for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -27,30 +27,30 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of
 import numpy as np
 
 from backends.cuda.serving import sglang_version
-from backends.cuda.serving.instance import Instance, JobSettings
-from backends.cuda.serving.kv_pool import KvSettings
-from backends.cuda.serving.model_folder import dummy_folder, shipped_config
-from backends.cuda.serving.scheduler_factory import GRAPH_BATCHES, ServingSettings
+from backends.cuda.serving.instance import Instance
 from backends.cuda.serving.serving_loop import LoopLimits
 from benchmarks.allocator.measuring import commit, machine
 from benchmarks.colocation.load import Load
+from benchmarks.colocation.plan import (
+    HEADLINE,
+    PLAN,
+    POLICIES,
+    SOLO_FACTOR,
+    WINDOW_S,
+    Group,
+    Point,
+    group_of,
+    result_name,
+)
+from benchmarks.colocation.process import instance_of, process_options, results_folder, run_settings
 from benchmarks.record import azure_conv
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
-from harli_core.predict.predictor import StepPredictor
 from harli_core.records import COMPLETED, RequestBook, StepBook
 from harli_core.summary import distribution
 
-POLICIES = (
-    "hybrid",
-    "harli",
-    "inference_only",
-    "separate_serving",
-    "separate_finetuning",
-    "static_split",
-    "pause_on_load",
-)
-"""``separate`` is measured as its two halves: a GPU that only serves, with twice the load, and one that only finetunes."""
+LEAST_STEPS = 3
+"""Optimizer steps that a rate is made of, at least."""
 
 
 def measured(
@@ -125,68 +125,38 @@ def finetune_rate(instance: Instance, job: Any, serving: Any, warm_up_s: float) 
 class Cells:
     """One process: a pair of models on one GPU."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        """Nothing is loaded before a cell is missing."""
-        self.options = options
-        served, finetuned = options.pair
-        shared = served == finetuned and not options.no_sharing
-        name = f"{served}__{finetuned}_{options.load}tps_{options.qos_ms:g}ms"
-        name += "" if options.memory_gb is None else f"_{options.memory_gb:g}gb"
-        name += "" if shared or served != finetuned else "_unshared"
-        self.path = Path(os.environ.get("HARLI_RESULTS", Path(__file__).parent / "results")) / f"{name}.json"
-        self.shared = shared
+    def __init__(self, options: argparse.Namespace, group: Group, point: Point, instance: Instance | None) -> None:
+        """Nothing is loaded before a cell is missing; ``instance`` is that of the group, where there is one already."""
+        self.options, self.group, self.point, self.instance = options, group, point, instance
+        self.path = results_folder() / f"{result_name(group, point)}.json"
         self.cells: dict[str, Any] = {}
         if self.path.exists() and not options.again:
             self.cells = json.loads(self.path.read_text())["cells"]
-        self.instance: Instance | None = None
-        self.config = RunConfig(
-            model=served,
-            finetune_model=finetuned,
-            gpus=1,
-            qos_ms=options.qos_ms,
-            memory_gb=options.memory_gb,
-            runtime_gb=options.runtime_gb,
-            max_batch=options.max_batch,
-            share_weights=shared,
-            micro_batch_tokens=options.micro_batch_tokens,
-            gradient_accumulation_steps=options.micro_batches,
-        )
+        self.shared = group.shared and group.served == group.finetuned
+        self.qos_ms = target_ms(group, point)
+        settings = argparse.Namespace(**{**vars(options), "qos_ms": self.qos_ms})
+        self.config = RunConfig(**run_settings(settings, shared=self.shared))
         self.scenario = Scenario(self.config)
 
     def make(self) -> Instance:
         """Load everything once."""
-        if self.instance is not None:
-            return self.instance
-        options, config = self.options, self.config
-        served = cut(shipped_config(config.model), options.layers, narrow=options.device == "cpu")
-        finetuned = cut(shipped_config(config.finetuned), options.layers, narrow=options.device == "cpu")
-        folder = Path(tempfile.mkdtemp())
-        geometry = self.scenario.geometry
-        tokens = min(geometry.rows, options.max_rows or geometry.rows) * geometry.row_tokens
-        settings = ServingSettings(
-            dummy_folder(served, options.context_tokens, folder),
-            tokens,
-            options.max_batch,
-            options.context_tokens,
-            device=options.device,
-            load_format="dummy",
-            dtype="bfloat16",
-            graph_batches=options.graph_batches or GRAPH_BATCHES,
-            kv=KvSettings(lending=options.lending),
-        )
-        self.instance = Instance(settings, StepPredictor(self.scenario.profile), options.prefill)
-        self.instance.add_job(
-            JobSettings(finetuned, config.micro_batch_tokens, config.gradient_accumulation_steps, shared=self.shared)
-        )
-        self.instance.warm_up()
+        if self.instance is None:
+            self.instance = instance_of(self.scenario, self.options, shared=self.shared)
         return self.instance
+
+    def seconds(self, policy: str) -> float:
+        """How long a cell takes, loading apart."""
+        options = self.options
+        return float(
+            options.finetune_only_s if policy == "separate_finetuning" else options.warm_up_s + self.point.window_s
+        )
 
     def run(self, policy: str) -> None:
         """Measure one cell."""
         options = self.options
         instance = self.make()
-        tokens_per_s = options.load * (2.0 if policy == "separate_serving" else 1.0)
-        seconds = options.warm_up_s + options.window_s
+        tokens_per_s = self.point.load_tokens_per_s * (2.0 if policy == "separate_serving" else 1.0)
+        seconds = self.seconds(policy)
         named = {"separate_serving": "inference_only", "separate_finetuning": "separate"}.get(policy, policy)
         load = Load(options.trace or azure_conv(), tokens_per_s, seconds, instance.vocab, options.skip_s)
         if policy == "separate_finetuning":
@@ -197,12 +167,12 @@ class Cells:
             limits = LoopLimits(options.max_batch, seconds)
             if instance.job is not None:
                 instance.job.pump.progress.clear()
-            serving, steps = instance.serve(made, book, iter(load.specs()), load.prompt, options.qos_ms, limits)
+            serving, steps = instance.serve(made, book, iter(load.specs()), load.prompt, self.qos_ms, limits)
             with instance.on_stream():
                 duration_s = serving.run()
-                cell = measured(instance, serving, steps, book, options.warm_up_s, duration_s, options.qos_ms)
+                cell = measured(instance, serving, steps, book, options.warm_up_s, duration_s, self.qos_ms)
                 instance.settle()
-        cell["offered_tokens_per_s"] = tokens_per_s
+        cell |= {"offered_tokens_per_s": tokens_per_s, "commit": commit(), "command": command()}
         self.cells[policy] = cell
         self.save()
         print(json.dumps({policy: brief(cell)}), flush=True)
@@ -213,20 +183,20 @@ class Cells:
 
         engine = instance.engine
         assert engine is not None
+        assert instance.job is not None
+        memory = instance.job.memory
+        with instance.on_stream():
+            memory.grow(memory.needs.rows_wanted)
         stream = instance.partitions.whole.finetune_stream
-        times = []
+        times: list[tuple[float, int]] = []
         begin_s = time.perf_counter()
-        while time.perf_counter() - begin_s < self.options.finetune_only_s:
+        while time.perf_counter() - begin_s < self.options.finetune_only_s or len(times) < LEAST_STEPS:
             step = engine.state.step
             while engine.state.step == step and (unit := engine.next_unit()) is not None:
                 engine.run(unit, stream)
             if stream is not None:
                 torch.cuda.synchronize()
             times.append((time.perf_counter(), engine.state.tokens))
-        if len(times) < 3:
-            raise SystemExit(
-                f"{len(times)} optimizer steps in {self.options.finetune_only_s} s: give --finetune-only-s more"
-            )
         rate = (times[-1][1] - times[0][1]) / (times[-1][0] - times[0][0])
         return {
             "finetune": {"tokens_per_s": rate, "optimizer_steps_in_window": len(times) - 1, "loss": engine.state.loss}
@@ -238,8 +208,7 @@ class Cells:
         document = {
             "benchmark": "colocation",
             "machine": machine(),
-            "commit": commit(),
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "target_ms": self.qos_ms,
             "sglang": sglang_version.installed(),
             "pair": {"served": self.config.model, "finetuned": self.config.finetuned, "weights_shared": self.shared},
             "partitions": self.instance.partitions.kind,
@@ -247,13 +216,29 @@ class Cells:
             "startup_s": self.instance.startup_s,
             "layers": self.options.layers,
             "cells": self.cells,
-            "not_measured": [policy for policy in POLICIES if policy not in self.cells],
+            "not_measured": [policy for policy in self.point.policies if policy not in self.cells],
             "gain_over_separate": gains(self.cells),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".json.partial")
         partial.write_text(json.dumps(document, indent=1) + "\n")
         partial.replace(self.path)
+
+
+def command() -> list[str]:
+    """What measures now."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def target_ms(group: Group, point: Point) -> float:
+    """The point's target; one relative to solo needs ``inference_only`` measured at the same load."""
+    if point.target_ms is not None:
+        return point.target_ms
+    path = results_folder() / f"{result_name(group, Point(point.load_tokens_per_s, HEADLINE.target_ms))}.json"
+    cells = json.loads(path.read_text())["cells"] if path.exists() else {}
+    if "inference_only" not in cells:
+        raise SystemExit(f"{point.name}: measure inference_only at {point.load_tokens_per_s} tokens/s and 40 ms first")
+    return round(SOLO_FACTOR * float(cells["inference_only"]["step_latency_ms"]["p50"]), 2)
 
 
 def gains(cells: dict[str, Any]) -> dict[str, float]:
@@ -263,16 +248,6 @@ def gains(cells: dict[str, Any]) -> dict[str, float]:
         return {}
     rates = {name: cell.get("finetune", {}).get("tokens_per_s") for name, cell in cells.items()}
     return {name: 2.0 * rate / alone - 1.0 for name, rate in rates.items() if rate and not name.startswith("separate")}
-
-
-def cut(config: dict[str, Any], layers: int | None, *, narrow: bool) -> dict[str, Any]:
-    """The model with fewer layers, for smoke tests; ``narrow`` for a CPU: as much KV a token, hardly any weights."""
-    config = config if layers is None else {**config, "num_hidden_layers": layers}
-    if not narrow:
-        return config
-    kv_heads = config["num_key_value_heads"]
-    small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": kv_heads, "vocab_size": 512}
-    return {**config, **small, "head_dim": 128, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def brief(cell: dict[str, Any]) -> dict[str, Any]:
@@ -293,44 +268,50 @@ def brief(cell: dict[str, Any]) -> dict[str, Any]:
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", nargs=2, default=["llama3-8b", "llama3-8b"], metavar=("SERVED", "FINETUNED"))
+    parser.add_argument("--group", default=None, help="measure all points of this group of plan.py, in order")
     parser.add_argument("--load", type=int, default=1600, help="offered decode tokens/s per co-located GPU")
-    parser.add_argument("--qos-ms", type=float, default=40.0)
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin no cell that would end later")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--memory-gb", type=float, default=None)
-    parser.add_argument("--runtime-gb", type=float, default=14.0)
-    parser.add_argument("--max-rows", type=int, default=None, help="a smaller pool than the memory has room for")
-    parser.add_argument(
-        "--no-sharing", action="store_true", help="a second copy of the weights although they are the same"
-    )
-    parser.add_argument("--lending", choices=("alias", "remap"), default="alias")
-    parser.add_argument("--max-batch", type=int, default=256)
-    parser.add_argument("--graph-batches", type=int, nargs="+", default=None)
-    parser.add_argument("--context-tokens", type=int, default=16384)
-    parser.add_argument("--micro-batch-tokens", type=int, default=1024)
-    parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--prefill", choices=("elsewhere", "local"), default="elsewhere")
     parser.add_argument("--warm-up-s", type=float, default=25.0)
-    parser.add_argument("--window-s", type=float, default=30.0)
+    parser.add_argument("--window-s", type=float, default=WINDOW_S)
     parser.add_argument("--finetune-only-s", type=float, default=15.0)
     parser.add_argument("--skip-s", type=float, default=60.0)
-    parser.add_argument(
-        "--layers", type=int, default=None, help="fewer layers, for a smoke test (figures mean nothing then)"
-    )
     parser.add_argument("--trace", type=Path, default=None)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--again", action="store_true", help="measure cells anew that the results have")
+    process_options(parser)
     return parser.parse_args()
+
+
+def chosen(options: argparse.Namespace) -> tuple[Group, tuple[Point, ...]]:
+    """The group and its points, from ``--group`` or from the single options."""
+    if options.group is None:
+        group = Group(options.pair[0], options.pair[1], options.memory_gb, not options.no_sharing)
+        return group, (Point(options.load, options.qos_ms, options.window_s),)
+    try:
+        group = group_of(options.group)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    options.pair, options.memory_gb = [group.served, group.finetuned], group.memory_gb
+    return group, PLAN[group]
 
 
 def main() -> None:
     """Measure what is asked for and not there yet."""
+    begin_s = time.perf_counter()
     options = parsed()
-    cells = Cells(options)
-    for policy in options.policies:
-        if policy not in cells.cells:
+    group, points = chosen(options)
+    instance: Instance | None = None
+    for point in points:
+        cells = Cells(options, group, point, instance)
+        for policy in (policy for policy in point.policies if policy in options.policies):
+            if policy in cells.cells:
+                continue
+            if time.perf_counter() - begin_s + cells.seconds(policy) > options.budget_s:
+                print(json.dumps({"no time left for": [point.name, policy]}), flush=True)
+                return
             cells.run(policy)
-    print(json.dumps({"gain_over_separate": gains(cells.cells), "written": str(cells.path)}), flush=True)
+        instance = cells.instance or instance
+        print(json.dumps({point.name: gains(cells.cells), "written": str(cells.path)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harli_core.errors import ConfigError
+from harli_core.records import RequestBook, StepBook
 
 STEP_COLUMNS = (
     "instance", "step", "end_s", "latency_ms", "turn_ms", "batch", "decode_sms", "finetune_sms", "rows_kv", "rows_lent",
@@ -37,6 +38,29 @@ def read_result(folder: Path) -> ResultColumns:
         _columns(folder / "steps.parquet", STEP_COLUMNS),
         _columns(folder / "requests.parquet", REQUEST_COLUMNS),
     )
+
+
+def columns_of(summary: dict[str, Any], requests: RequestBook, steps: StepBook) -> ResultColumns:
+    """The same from the books of a run that just ended, without a file."""
+    latency_ms = np.frombuffer(steps.latency_ms)
+    counts = steps.span_steps().astype(np.int64)
+    starts = np.cumsum(counts) - counts
+    total_ms = np.cumsum(latency_ms)
+    before_ms = np.repeat(total_ms[starts] - latency_ms[starts], counts)
+    found: dict[str, Column] = {
+        "step": np.repeat(steps.span_column("first_step"), counts) + steps.step_within_span(),
+        "end_s": np.repeat(steps.span_column("start_s"), counts) + (total_ms - before_ms) / 1000.0,
+        "latency_ms": latency_ms,
+        "turn_ms": np.frombuffer(steps.turn_ms),
+    }
+    found |= {name: steps.spread(name) for name in STEP_COLUMNS if name not in found}
+    served: dict[str, Column] = {
+        "request": np.arange(len(requests)),
+        "ttft_s": requests.ttft_s(),
+        "tpot_s": requests.tpot_s(),
+        **{name: getattr(requests, name) for name in ("arrival_s", "first_token_s", "last_token_s", "output_tokens")},
+    }
+    return ResultColumns(summary, found, served)
 
 
 def _summary(path: Path) -> dict[str, Any]:

@@ -60,6 +60,9 @@ BAD_OPTIONS = {
     "--policy-option margin=nan": ("policy_options.margin = nan", "finite"),
     "--policy-option margin=[1]": ("policy_options.margin = [1]",),
     "--backend tpu": ("unknown backend 'tpu'", "cuda, sim"),
+    "--finetune-job job.toml": ("--finetune-job", "--backend cuda"),
+    "--backend cuda --load-format dummy --finetune-job job.toml": ("job.toml: cannot read the job", "No such file"),
+    "--backend cuda --load-format dummy --device tpu": ("--device 'tpu'", "cuda or cpu"),
     "--speed 3": ("--speed",),
     "surplus": ("surplus",),
     "--config missing.toml": ("missing.toml", "No such file"),
@@ -112,6 +115,23 @@ def test_cuda_backend_says_what_is_missing(harli: Harli, trace: Path) -> None:
     message = harli("run", "--trace", trace, "--backend", "cuda", "--load-format", "dummy").error()
     assert "--backend cuda cannot run here" in message
     assert "--backend sim" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--policy inference_only", "the policy 'inference_only' does not finetune"),
+        ("--share-weights", "--share-weights: the job trains served/model, and random weights would be served"),
+    ],
+)
+def test_job_that_contradicts_the_other_options(
+    harli: Harli, trace: Path, tmp_path: Path, options: str, message: str
+) -> None:
+    """A job that nothing would run, or whose model is not the one to share."""
+    lines = ["model_name_or_path", "dataset", "output_dir"]
+    (tmp_path / "job.toml").write_text("".join(f'{key} = "served/model"\n' for key in lines))
+    given = ("--backend", "cuda", "--load-format", "dummy", "--finetune-job", "job.toml", *options.split())
+    assert message in harli("run", "--trace", trace, *given).error()
 
 
 @pytest.mark.parametrize("command", ["frobnicate", "--frobnicate", "replay", "run --gpus"])

@@ -115,7 +115,7 @@ def test_without_a_command(harli: Harli) -> None:
             "policy policy-option gpus prefill-gpus no-prefill serving-gpus profile gpu model finetune-model "
             "qos-ms ttft-slo-ms memory-gb runtime-gb max-batch router lending reservation micro-batch-tokens "
             "gradient-accumulation-steps lora-rank share-weights horizon-s exact-steps seed config out log baselines html "
-            "perfetto model-path load-format prefill json",
+            "perfetto model-path load-format prefill finetune-job device json",
         ),
         ("replay", "policy policy-option json"),
     ],

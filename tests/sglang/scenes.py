@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.cuda.serving.instance import Instance, JobSettings
+from backends.cuda.serving.instance import Instance
+from backends.cuda.serving.job_source import JobSettings
 from backends.cuda.serving.serving_loop import LoopLimits, ServingLoop
 from harli_core.predict.predictor import StepPredictor
 from harli_core.qos.first_job import first_job_plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from harli_core.errors import ConfigError
+from harli_core.types import Hold, StepPlan, StepResult, StepView
 from tests.sglang import scenes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang and transformers warn about much on a CPU
@@ -133,12 +135,118 @@ def test_books_of_a_run_add_up(instance: Any, model: tuple[Path, dict[str, Any]]
     assert all(len(result.latency_ms) <= 2 for result in results)
 
 
+@dataclass
+class Holding:
+    """A policy whose plans all hold as ``hold`` says, without finetuning."""
+
+    hold: Hold
+    serves: bool = True
+    finetunes: bool = False
+    views: list[StepView] = field(default_factory=list)
+    results: list[StepResult] = field(default_factory=list)
+
+    def plan(self, view: StepView) -> StepPlan:
+        """The whole chip to decode."""
+        self.views.append(view)
+        bounds = self.hold.batches
+        covered = view.batch and (bounds is None or view.batch <= bounds[1])
+        return StepPlan(132, (), self.hold if covered else Hold(1, None))
+
+    def observe(self, result: StepResult) -> None:
+        """Keep it."""
+        self.results.append(result)
+
+
+def test_a_plan_outlives_joins_and_leaves_within_its_bounds(instance: Any, expected: Any) -> None:
+    """One plan for all batches that its hold covers, with a result for each batch, and the right tokens."""
+    instance.remove_job()
+    given = scenes.prompts(5, 256, 20, seed=5)
+    policy = Holding(Hold(1000, None, (1, 8)))
+    served = scenes.serve(instance, policy, given, 12, gap_s=0.02)
+    assert served.tokens == {index: expected(ids, 12) for index, ids in enumerate(given)}
+    steps = [result for result in policy.results if result.latency_ms]
+    batches = [result.batch for result in steps]
+    assert len(steps) > sum(view.batch > 0 for view in policy.views)
+    assert max(batches) > 1
+    assert len(set(batches)) > 1
+    assert sum(result.batch * len(result.latency_ms) for result in steps) == 5 * 11
+    predicted = np.isfinite(served.steps.span_column("predicted_ms"))
+    assert not predicted.any()
+
+
+def test_time_of_the_host_between_steps_is_no_elapsed_time(instance: Any) -> None:
+    """A view says that time of the coming step is gone only after a wait, a turn or a prefill; else plans would be short."""
+    instance.remove_job()
+    given = [[7] * 10 for _ in range(4)]
+    prefilled = Holding(Hold(1, None))
+    scenes.serve(instance, prefilled, given, 5)
+    assert [view.elapsed_ms > 0.0 for view in prefilled.views if view.batch] == [True, False, False, False]
+    instance.decoder.prefill = "elsewhere"
+    try:
+        arrived = Holding(Hold(1, None))
+        scenes.serve(instance, arrived, given, 5, gap_s=0.02)
+    finally:
+        instance.decoder.prefill = "local"
+    assert len(arrived.views) > 4
+    assert all(view.elapsed_ms == 0.0 for view in arrived.views)
+
+
+@pytest.mark.parametrize(
+    ("hold", "most"),
+    [
+        (Hold(1000, None), "one batch"),
+        (Hold(1000, None, (1, 2)), "two requests"),
+        (Hold(1000, None, (1, 8), 40), "40 tokens"),
+        (Hold(3, None, (1, 8)), "three steps"),
+    ],
+)
+def test_a_plan_ends_where_its_hold_does(instance: Any, hold: Hold, most: str) -> None:
+    """At another batch, outside the bounds, above the tokens, after the steps: a step beyond any of them has a new plan."""
+    instance.remove_job()
+    given = [[7] * 10 for _ in range(4)]
+    policy = Holding(hold)
+    scenes.serve(instance, policy, given, 10, gap_s=0.03)
+    plans = {view.step: view for view in policy.views if view.batch}
+    view, done = None, 0
+    for result in (result for result in policy.results if result.latency_ms):
+        if result.first_step in plans:
+            view, done = plans[result.first_step], 0
+        assert view is not None
+        held_kv = result.kv_tokens + result.batch * (len(result.latency_ms) - 1)
+        if result.batch != view.batch:
+            assert hold.covers(result.batch, held_kv), most
+        elif hold.most_kv_tokens is not None and done + len(result.latency_ms) > 1:
+            assert held_kv <= hold.most_kv_tokens, most
+        done += len(result.latency_ms)
+        assert done <= hold.steps, most
+
+
+def test_requests_that_lose_their_slots_come_back(instance: Any, expected: Any) -> None:
+    """Slots run out in the middle: SGLang sends some back and prefills them again; all get their tokens, books add up."""
+    instance.remove_job()
+    given = scenes.prompts(6, 256, 40, seed=6)
+    slots, taken = instance.decoder.memory.allocator.slots, []
+
+    def squeeze(loop: Any) -> None:
+        if loop.plans.step == 10:
+            taken.append(slots.allocate(slots.free_tokens - 3))
+        elif taken and instance.decoder.waiting:
+            slots.free(taken.pop())
+
+    served = scenes.serve(instance, Holding(Hold(64, None, (1, 8))), given, 30, each_step=squeeze)
+    assert not taken
+    assert int(served.requests.preemptions.sum()) > 0
+    assert served.tokens == {index: expected(ids, 30) for index, ids in enumerate(given)}
+    emitted = int(np.dot(served.steps.span_column("batch"), served.steps.span_steps()))
+    assert emitted + served.loop.prefilled_tokens == int(served.requests.produced_tokens.sum()) == 6 * 30
+
+
 def test_draining_finishes_what_arrived_and_takes_no_more(instance: Any) -> None:
     """After `drain`, running requests get all their tokens; requests that have not arrived never do."""
     given = scenes.prompts(6, 256, 20, seed=4)
 
     def drain(loop: Any) -> None:
-        if loop._step == 3:
+        if loop.plans.step == 3:
             loop.drain()
 
     arrivals_apart_s = 1000.0

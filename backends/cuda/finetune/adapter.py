@@ -56,6 +56,13 @@ def write_adapter(folder: Path, peft_model: Any, masters: Mapping[str, Any]) -> 
     write_durably(folder / WEIGHTS, save(adapter_tensors(peft_model, masters), metadata={"format": "pt"}))
 
 
+def publish_adapter(checkpoint: Path, folder: Path) -> None:
+    """Copy the adapter that lies in ``checkpoint`` into ``folder``, as `write_adapter` would write it. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (CONFIG, WEIGHTS):
+        write_durably(folder / name, (checkpoint / name).read_bytes())
+
+
 def config_bytes(peft_model: Any) -> bytes:
     """``adapter_config.json`` as PEFT writes it."""
     import json

@@ -103,6 +103,16 @@ class CheckpointWriter:
         self._snapshot: tuple[int, int, dict[str, Any], Any] | None = None
         self._thread: threading.Thread | None = None
         self._fault: OSError | None = None
+        self._resumed_step: int | None = None
+
+    @property
+    def newest_step(self) -> int | None:
+        """Step of the last snapshot, or of the checkpoint that the job went on from; `None` before the first."""
+        return self._resumed_step if self._snapshot is None else self._snapshot[0]
+
+    def resumed(self, step: int) -> None:
+        """The job goes on from the checkpoint of ``step``."""
+        self._resumed_step = step
 
     def due(self, step: int, max_steps: int) -> bool:
         """Whether a checkpoint follows ``step``."""

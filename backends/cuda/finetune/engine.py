@@ -149,6 +149,34 @@ class FinetuneEngine:
             self._settle(wait=True)
         self._step.activations.clear()
 
+    # For whoever ends a job
+
+    def save(self) -> int | None:
+        """Begin a checkpoint of the last complete step, and return that step; `close` waits for it.
+
+        An update under way is finished first, so that what is saved is one step's. `None`: no step is complete, the job
+        failed, or it keeps no checkpoints.
+        """
+        while (unit := self.next_unit()) is not None and unit.kind == "optimizer":
+            self.run(unit, self._stream)
+        step = self.cursor.steps
+        if self.checkpoints is None or self._status == "failed" or step == 0:
+            return None
+        if self.checkpoints.newest_step != step:
+            if self.device.type != "cuda":
+                self.checkpoints.begin(step, self.tokens, self._bad, self.states.tensors())
+            else:
+                with self._torch.cuda.stream(self._stream):
+                    self.checkpoints.begin(step, self.tokens, self._bad, self.states.tensors())
+        return step
+
+    def give_up_window(self) -> None:
+        """Let go of the frozen weights, in stream order; no unit can run after it."""
+        if self._status == "running":
+            self._status, self._reason = "paused", "its memory was taken"
+        self._step.activations.clear()
+        self.weights.release()
+
     # For whoever starts a job
 
     def resume_at(self, step: int, tokens: int) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from backends.cuda.finetune.adapter import attach, write_adapter
-from backends.cuda.finetune.assembly import build_engine
+from backends.cuda.finetune.assembly import SharedWeights, build_engine
 from backends.cuda.finetune.checkpoint import CheckpointFolder, CheckpointWriter, Restored
 from backends.cuda.finetune.conversation import read_datasets
 from backends.cuda.finetune.dropout import seeded
 from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.feed import SampleFeed
 from backends.cuda.finetune.job_file import JobFile
+from backends.cuda.finetune.layer_weights import SlotMemory
 from backends.cuda.finetune.micro_batch import Sample
 from backends.cuda.finetune.optimizer_step import UnitSettings
 from backends.cuda.finetune.recipe import Recipe
@@ -24,6 +25,9 @@ from backends.cuda.finetune.tokens import ByteTokenizer, ChatTokenizer, Template
 from backends.cuda.finetune.trainer_log import TrainerLog
 from backends.cuda.finetune.unit_fit import UnitFit, fit_units
 from harli_core.errors import JobError
+
+RESUMED_FROM = ("identity", "micro_batch_tokens", "head_parts", "log_history")
+"""What a checkpoint says of its job, beside step and tokens."""
 
 GPU_PAD_MULTIPLE = 64
 """Lengths are rounded up to this on a GPU, so that shapes come again and graphs serve them."""
@@ -51,8 +55,92 @@ class ReadyJob:
         return folder
 
 
-def prepare(job: JobFile, device: str, on_step: Callable[[StepReport], None] | None = None) -> ReadyJob:
-    """Load and check everything that can be wrong before the first step; raises `ConfigError` or `JobError`."""
+@dataclass(frozen=True, slots=True)
+class LoadedJob:
+    """Everything of a job that can be had before its weights have a place; `start` gives them one."""
+
+    job: JobFile
+    device: str
+    feed: SampleFeed
+    recipe: Recipe
+    peft_model: Any
+    checkpoints: CheckpointFolder
+    restored: Restored | None
+    identity: dict[str, Any]
+
+    @property
+    def layers(self) -> int:
+        """Layers of the finetuned model."""
+        return int(self.peft_model.config.num_hidden_layers)
+
+    def start(
+        self,
+        on_step: Callable[[StepReport], None] | None = None,
+        *,
+        window_layers: int | None = None,
+        slot_memory: SlotMemory | None = None,
+        shared: SharedWeights | None = None,
+    ) -> ReadyJob:
+        """The engine at the step where the job goes on; the places of the weights are those of `build_engine`.
+
+        Raises `JobError` or `OutOfMemoryError`.
+        """
+        import torch
+
+        job, feed, recipe, restored = self.job, self.feed, self.recipe, self.restored
+        log = TrainerLog(Path(job.output_dir), recipe.max_steps, feed.steps_per_epoch)
+
+        def facts(step: int) -> dict[str, Any]:
+            history = [*log.restored, *(log.entry(report) for report in engine.reports.up_to(step))]
+            cursor = feed.cursor(step)
+            return {
+                "identity": self.identity,
+                "micro_batch_tokens": feed.micro_batch_tokens,
+                "head_parts": engine.settings.head_parts,
+                "data_cursor": {"epoch": cursor.epoch, "first_sample": cursor.first},
+                "rng": {"seed": job.seed, "next_step": step},
+                "learning_rate": recipe.rate_at(step),
+                "log_history": history,
+            }
+
+        def told(report: StepReport) -> None:
+            log.append(report)
+            if on_step is not None:
+                on_step(report)
+
+        writer = CheckpointWriter(self.checkpoints, self.peft_model, job.save_steps, facts)
+        engine = build_engine(
+            self.peft_model,
+            feed,
+            recipe,
+            device=self.device,
+            window_layers=window_layers,
+            shared=shared,
+            slot_memory=slot_memory,
+            settings=UnitSettings(
+                recompute=job.recompute,
+                group=job.micro_batches_at_once,
+                head_parts=1 if restored is None else int(restored.facts["head_parts"]),
+            ),
+            checkpoints=writer,
+            on_step=told,
+        )
+        window = engine.model.sliding_window()
+        if window is not None and job.cutoff_len > window:
+            raise JobError(f"cutoff_len = {job.cutoff_len} exceeds the model's sliding window of {window} tokens")
+        fit = None
+        if restored is not None:
+            engine.states.restore(restored.tensors, restored.source)
+            engine.resume_at(restored.step, restored.tokens)
+            writer.resumed(restored.step)
+        elif self.device == "cuda" and job.micro_batch_tokens is None:
+            fit = fit_units(engine, feed, job.unit_ms, job.cutoff_len, torch.cuda.Stream())
+        log.begin([] if restored is None else restored.facts["log_history"])
+        return ReadyJob(job, engine, log, 0 if restored is None else restored.step, fit)
+
+
+def load(job: JobFile, device: str) -> LoadedJob:
+    """Load and check everything but the places of the weights; raises `ConfigError` or `JobError`."""
     import torch
 
     tokenizer = _tokenizer(job)
@@ -80,51 +168,12 @@ def prepare(job: JobFile, device: str, on_step: Callable[[StepReport], None] | N
         )
     with seeded(job.seed, torch.device("cpu")):  # the first values of the LoRA matrices
         peft_model = attach(model, _lora(job))
-    log = TrainerLog(output, recipe.max_steps, feed.steps_per_epoch)
+    return LoadedJob(job, device, feed, recipe, peft_model, checkpoints, restored, identity)
 
-    def facts(step: int) -> dict[str, Any]:
-        history = [*log.restored, *(log.entry(report) for report in engine.reports.up_to(step))]
-        cursor = feed.cursor(step)
-        return {
-            "identity": identity,
-            "micro_batch_tokens": feed.micro_batch_tokens,
-            "head_parts": engine.settings.head_parts,
-            "data_cursor": {"epoch": cursor.epoch, "first_sample": cursor.first},
-            "rng": {"seed": job.seed, "next_step": step},
-            "learning_rate": recipe.rate_at(step),
-            "log_history": history,
-        }
 
-    def told(report: StepReport) -> None:
-        log.append(report)
-        if on_step is not None:
-            on_step(report)
-
-    engine = build_engine(
-        peft_model,
-        feed,
-        recipe,
-        device=device,
-        window_layers=job.window_layers,
-        settings=UnitSettings(
-            recompute=job.recompute,
-            group=job.micro_batches_at_once,
-            head_parts=1 if restored is None else int(restored.facts["head_parts"]),
-        ),
-        checkpoints=CheckpointWriter(checkpoints, peft_model, job.save_steps, facts),
-        on_step=told,
-    )
-    window = engine.model.sliding_window()
-    if window is not None and job.cutoff_len > window:
-        raise JobError(f"cutoff_len = {job.cutoff_len} exceeds the model's sliding window of {window} tokens")
-    fit = None
-    if restored is not None:
-        engine.states.restore(restored.tensors, restored.source)
-        engine.resume_at(restored.step, restored.tokens)
-    elif device == "cuda" and job.micro_batch_tokens is None:
-        fit = fit_units(engine, feed, job.unit_ms, job.cutoff_len, torch.cuda.Stream())
-    log.begin([] if restored is None else restored.facts["log_history"])
-    return ReadyJob(job, engine, log, 0 if restored is None else restored.step, fit)
+def prepare(job: JobFile, device: str, on_step: Callable[[StepReport], None] | None = None) -> ReadyJob:
+    """Load and check everything that can be wrong before the first step; raises `ConfigError` or `JobError`."""
+    return load(job, device).start(on_step, window_layers=job.window_layers)
 
 
 def _tokenizer(job: JobFile) -> ChatTokenizer:
@@ -221,6 +270,11 @@ def _newest(job: JobFile, checkpoints: CheckpointFolder) -> Restored | None:
 
 
 def _check_same(restored: Restored, identity: dict[str, Any], output: Path) -> None:
+    lacking = [name for name in RESUMED_FROM if name not in restored.facts]
+    if lacking or not isinstance(restored.facts["identity"], dict):
+        raise JobError(
+            f"{restored.source}: cannot read the checkpoint (its state has no {(lacking or ['identity'])[0]})"
+        )
     before: dict[str, Any] = restored.facts["identity"]
     for part, values in identity.items():
         found = before.get(part)

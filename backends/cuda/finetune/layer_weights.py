@@ -48,6 +48,10 @@ class LayerWeights(Protocol):
         """Let ``layers`` layers be resident, as far as memory allows; returns how many may be."""
         ...
 
+    def release(self) -> None:
+        """Give all device memory of the layers back, in stream order; nothing can be used any more."""
+        ...
+
 
 class HeldWeights:
     """All layers stay where they are: on the host for a CPU job, in the serving engine's tensors for a shared model."""
@@ -81,6 +85,9 @@ class HeldWeights:
     def resize(self, layers: int, walk: int) -> int:  # noqa: ARG002
         """There is no window to resize."""
         return self.capacity
+
+    def release(self) -> None:
+        """They are somebody else's."""
 
 
 class Slot:
@@ -204,6 +211,19 @@ class WindowedWeights:
         while self.capacity > layers:
             self._fence(self._free.pop())
         return layers
+
+    def release(self) -> None:
+        """See `LayerWeights`; the modules refer to the masters on the host again."""
+        for layer, slot in self._held.items():
+            if self.dropped is not None:
+                self.dropped(layer)
+            if self._bound[layer] is slot:
+                bind_frozen(self._layers[layer], self._names[layer], self._home[layer])
+                self._bound[layer] = None
+        self._free += self._held.values()
+        self._held.clear()
+        while self._free:
+            self._fence(self._free.pop())
 
     def check_integrity(self) -> None:
         """Assert that slots and the core's window agree."""

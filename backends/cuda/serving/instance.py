@@ -7,43 +7,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
-from backends.cuda.finetune.assembly import build_engine
 from backends.cuda.finetune.engine import FinetuneEngine
-from backends.cuda.finetune.optimizer_step import UnitSettings
-from backends.cuda.finetune.recipe import Recipe
+from backends.cuda.finetune.job_file import JobFile
 from backends.cuda.serving.decoder import Decoder, Prefill
-from backends.cuda.serving.job_memory import JobMemory, needs_of
+from backends.cuda.serving.hosted_job import Job, JobOutcome, describe
+from backends.cuda.serving.job_host import host_job
+from backends.cuda.serving.job_source import FileJob, JobSettings, JobSource, RandomJob
 from backends.cuda.serving.partitions import Partitions, cuda_partitions, host_partitions
-from backends.cuda.serving.random_job import random_feed, random_peft_model, served_weights
 from backends.cuda.serving.recorder import Recorder
 from backends.cuda.serving.scheduler_factory import ServingSettings, make_scheduler
-from backends.cuda.serving.serving_loop import Job, LoopLimits, ServingLoop
+from backends.cuda.serving.serving_loop import LoopLimits, ServingLoop
 from backends.cuda.serving.timeline import CudaTimeline, HostTimeline, Timeline
-from backends.cuda.serving.unit_pump import UnitPump
 from harli_core.decision_log import DecisionSink
-from harli_core.errors import ConfigError
+from harli_core.errors import HarliError
 from harli_core.loop import DecisionLoop
 from harli_core.policy import Policy
 from harli_core.predict.predictor import StepPredictor
 from harli_core.records import RequestBook, StepBook
 from harli_core.requests import RequestSpec
-
-ENDLESS_STEPS = 10_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """A random job: ``config`` is the finetuned model's; with ``shared`` it trains on the served model's own tensors."""
-
-    config: dict[str, Any]
-    unit_tokens: int
-    micro_batches: int
-    rank: int = 16
-    shared: bool = False
-    window_layers: int | None = None
 
 
 class Instance:
@@ -89,7 +72,7 @@ class Instance:
         self.startup_s["model, memory, graphs"] = time.perf_counter() - begin_s
         report(f"decoder ready after {sum(self.startup_s.values()):.1f} s: {self.startup_s}")
         self.job: Job | None = None
-        self.engine: FinetuneEngine | None = None
+        self.refused: str | None = None
 
     def on_stream(self) -> Any:
         """SGLang's work goes to one stream."""
@@ -111,68 +94,65 @@ class Instance:
         while job is not None and not job.pump.drained():
             pass
 
+    @property
+    def engine(self) -> FinetuneEngine | None:
+        """The job's engine, while there is one."""
+        return self.job.engine if self.job is not None else None
+
     def add_job(self, job: JobSettings) -> None:
-        """Build a finetuning job beside the decoder, its window in lent rows; one that is there goes first."""
-        import torch
-
-        self.remove_job()
-
-        begin_s = time.perf_counter()
+        """Build a random finetuning job beside the decoder, its window in lent rows; one that is there goes first."""
         dtype = self.decoder.scheduler.tp_worker.model_runner.model_config.dtype
-        device = self.settings.device
-        model = random_peft_model(job.config, job.rank, device, dtype, weights=not job.shared)
-        layer_bytes = 0 if job.shared else _layer_bytes(model)
-        geometry = self.decoder.memory.allocator.geometry
-        layers = job.config["num_hidden_layers"]
-        needs = needs_of(layer_bytes, layers, geometry)
-        scrub = torch.cuda.Stream().cuda_stream if self.on_gpu else 0
-        memory = JobMemory(self.decoder, needs, scrub)
-        with self.on_stream():
-            if needs.rows_floor >= geometry.rows:
-                raise ConfigError(
-                    f"finetuning needs {needs.rows_floor} rows of {geometry.row_bytes >> 20} MiB, the pool has "
-                    f"{geometry.rows}; raise --memory-gb"
-                )
-            memory.grow(needs.rows_wanted if needs.rows_wanted < geometry.rows // 2 else needs.rows_floor)
-        least = min(2, layers)
-        held = memory.rows_held * geometry.row_blocks // needs.layer_blocks if needs.layer_blocks else layers
-        window = min(layers, max(least, held))
-        shared = served_weights(self.decoder.scheduler, model.config) if job.shared else None
-        engine = build_engine(
-            model,
-            random_feed(job.config["vocab_size"], job.unit_tokens, job.micro_batches),
-            Recipe(max_steps=ENDLESS_STEPS, learning_rate=1e-5, lr_scheduler_type="constant"),
-            device=device,
-            window_layers=None if job.shared else window,
-            shared=shared,
-            slot_memory=None if job.shared else memory.slot,
-            settings=UnitSettings(head_parts=max(1, job.unit_tokens // 1024)),
-        )
-        memory.attach(engine)
-        self.engine = engine
-        pump = UnitPump(engine, self.partitions, self.timeline, self._unit_ms)
-        self.job = Job("job-0", pump, memory, job.unit_tokens, self._drop_engine)
+        self._host(lambda: RandomJob(job, self.settings.device, dtype))
+
+    def add_job_file(self, job: JobFile, *, shared: bool = False) -> None:
+        """The same for a job file; ``shared``: it trains on the served model's tensors, which must be its own model's.
+
+        Where the job cannot begin, `refused` says why, and serving goes on without it.
+        """
+        from backends.cuda.finetune.job import load
+
+        self.refused = None
+        try:
+            self._host(lambda: FileJob(load(job, self.settings.device), shared=shared))
+        except Exception as error:  # whatever it is, serving goes on
+            self.refused = str(error) if isinstance(error, HarliError) else describe(error)
+            self._report(f"the finetuning job was refused, serving goes on without it: {self.refused}")
+
+    def _host(self, source: Callable[[], JobSource]) -> None:
+        self.remove_job()
+        begin_s = time.perf_counter()
+        self.job = host_job(source(), self.decoder, self.partitions, self.timeline, self.predictor.unit_ms)
         self.startup_s["job"] = time.perf_counter() - begin_s
-        self._report(
-            f"job ready after {self.startup_s['job']:.1f} s, window {engine.state.window_layers} of {layers} layers"
-        )
+        state = self.job.engine.state if self.job.engine is not None else None
+        if state is not None:
+            self._report(
+                f"job ready after {self.startup_s['job']:.1f} s, window {state.window_layers} of {state.layers} layers"
+            )
+
+    def job_outcome(self) -> JobOutcome | None:
+        """What became of the job, saved if it is not over; `None` where there was none."""
+        if self.refused is not None:
+            return JobOutcome("refused", self.refused)
+        if self.job is None:
+            return None
+        with self.on_stream():
+            self.job.save()
+        return self.job.outcome()
 
     def remove_job(self) -> None:
         """Give up the job with all that it holds, and wait until its rows are back."""
         job, self.job = self.job, None
         if job is None:
-            self.engine = None
             return
         while not job.pump.drained():
             pass
         if not job.released:
             job.pump.stop("removed")
-            job.pump.work = None
-            job.released = True
-            job.memory.release(self.timeline.now_ms(), job.drop)
+            job.release(self.timeline.now_ms())
         while job.memory.under_way:
             job.memory.poll(self.timeline.now_ms())
         job.memory.close()
+        job.sweep()
 
     def warm_up(self) -> None:
         """Let every graph set and every finetune stream run once, so that nothing is compiled or captured while serving."""
@@ -189,18 +169,28 @@ class Instance:
                         while not self.decoder.done():
                             pass
                         self.decoder.finish(0.0)
-        if self.engine is not None and self.on_gpu:
-            import torch
-
-            for lane in (*self.partitions.lanes, self.partitions.whole):
-                target = self.engine.state.step + 1
-                while self.engine.state.step < target and (unit := self.engine.next_unit()) is not None:
-                    self.engine.run(unit, lane.finetune_stream)
-                torch.cuda.synchronize()
+        if self.job is not None and self.on_gpu:
+            self._warm_up_job(self.job)
         gc.collect()
         gc.freeze()  # what was made so far lives for good; collecting it again and again would delay steps
         self.startup_s["warm-up"] = time.perf_counter() - begin_s
         self._report(f"warm after {self.startup_s['warm-up']:.1f} s")
+
+    def _warm_up_job(self, job: Job) -> None:
+        """One optimizer step on each finetune stream."""
+        import torch
+
+        for lane in (*self.partitions.lanes, self.partitions.whole):
+            engine = job.engine
+            if engine is None:
+                return
+            target = engine.state.step + 1
+            try:
+                while engine.state.step < target and (unit := job.pump.next_unit()) is not None:
+                    engine.run(unit, lane.finetune_stream)
+                torch.cuda.synchronize()
+            except Exception as error:  # whatever it is, serving goes on
+                job.pump.stop(describe(error))
 
     def serve(
         self,
@@ -231,18 +221,3 @@ class Instance:
             progress,
         )
         return serving, steps
-
-    def _unit_ms(self, kind: Any, tokens: int, sms: int) -> float:
-        return self.predictor.unit_ms(kind, tokens, sms)
-
-    def _drop_engine(self) -> None:
-        self.engine = None
-        gc.unfreeze()
-        gc.collect()
-
-
-def _layer_bytes(model: Any) -> int:
-    from backends.cuda.finetune.frozen_layer import FrozenLayout
-    from backends.cuda.finetune.submodel import CutModel
-
-    return FrozenLayout.of(CutModel(model).layers[0]).size_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from backends.cuda.finetune.work import FinetuneWork
@@ -28,6 +29,14 @@ def needs_of(layer_bytes: int, layers: int, geometry: GridGeometry, minimum_laye
     return WorkingSet(0, layer_blocks, layers, least, rows_wanted=rows(layers), rows_floor=rows(least))
 
 
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """A row that came back: when it was asked for (host ms), and how long it took to the boundary that had it."""
+
+    asked_ms: float
+    took_ms: float
+
+
 class JobMemory:
     """Moves a job towards a number of rows. Nothing in it waits; rows come back with `poll`."""
 
@@ -39,7 +48,7 @@ class JobMemory:
         self.lent_total = 0
         self.reclaimed_total = 0
         self.window_layers = 0
-        self.reclaim_ms: list[float] = []
+        self.reclaims: list[Reclaimed] = []
         self._asked_ms: dict[int, float] = {}
         self._decoder = decoder
         self._allocator = memory.allocator
@@ -48,6 +57,11 @@ class JobMemory:
         self._reclaim = Reclaim(memory.allocator, memory.provider, scrub_stream)
         self._work: FinetuneWork | None = None
         self._lent: Any = None
+
+    @property
+    def reclaim_ms(self) -> list[float]:
+        """How long each row took to come back."""
+        return [row.took_ms for row in self.reclaims]
 
     @property
     def under_way(self) -> bool:
@@ -105,7 +119,7 @@ class JobMemory:
         if not returned:
             return False
         self.reclaimed_total += len(returned)
-        self.reclaim_ms.extend(now_ms - self._asked_ms.pop(row) for row in returned)
+        self.reclaims += [Reclaimed(asked_ms := self._asked_ms.pop(row), now_ms - asked_ms) for row in returned]
         self._decoder.totals_changed()
         return True
 

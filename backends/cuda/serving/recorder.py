@@ -1,4 +1,4 @@
-"""What a serving loop writes down: steps under each plan, requests, and the verdict on steps over target."""
+"""What a serving loop writes down: steps of each batch under a plan, requests, and the verdict on steps over target."""
 
 from __future__ import annotations
 
@@ -14,14 +14,33 @@ from harli_core.types import StepPlan, StepResult, StepView
 
 
 @dataclass(slots=True)
-class OpenPlan:
-    """A plan in force, and what its steps have taken so far."""
+class HeldPlan:
+    """A plan in force, and what is left of its hold.
 
-    view: StepView
+    ``predicted_ms`` is for its first step alone, of which ``elapsed_ms`` had passed when the policy was asked.
+    """
+
     plan: StepPlan
-    start_s: float
+    steps_left: int
     finetune_sms: int
     turn_budget_ms: float
+    predicted_ms: float | None
+    elapsed_ms: float
+
+
+@dataclass(slots=True)
+class Span:
+    """Steps of one batch under a plan: what was true before the first, and what they have taken so far."""
+
+    held: HeldPlan
+    step: int
+    batch: int
+    kv_tokens: int
+    waiting: int
+    rows_kv: int
+    rows_lent: int
+    unlendable_bytes: int
+    start_s: float
     window_layers: int
     finetune_tokens: float
     joined: int = 0
@@ -32,14 +51,13 @@ class OpenPlan:
 
     @property
     def steps(self) -> int:
-        """Steps under it."""
+        """Steps so far."""
         return len(self.latency_ms)
 
-    def over(self) -> bool:
-        """Whether its hold has ended by itself (a change of the batch ends it too)."""
-        hold = self.plan.hold
-        late = hold.max_step_ms is not None and self.latency_ms and self.latency_ms[-1] > hold.max_step_ms
-        return self.steps >= hold.steps or bool(late)
+    @property
+    def kv_tokens_now(self) -> int:
+        """Tokens that the batch holds before the next step."""
+        return self.kv_tokens + self.batch * self.steps
 
 
 class Recorder:
@@ -62,33 +80,34 @@ class Recorder:
         self._predictor = predictor
         self._qos_ms = qos_ms
 
-    def step(self, opened: OpenPlan, latency_ms: float, decode_ms: float, turn_ms: float, *, finetuned: bool) -> None:
-        """One step under ``opened``; ``finetuned``: units ran in it."""
-        opened.latency_ms.append(latency_ms)
-        opened.decode_ms.append(decode_ms)
-        opened.turn_ms.append(turn_ms)
+    def step(self, span: Span, latency_ms: float, decode_ms: float, turn_ms: float, *, finetuned: bool) -> None:
+        """One more step of ``span``; ``finetuned``: units ran in it."""
+        kv_tokens = span.kv_tokens_now
+        span.latency_ms.append(latency_ms)
+        span.decode_ms.append(decode_ms)
+        span.turn_ms.append(turn_ms)
         if latency_ms <= self._qos_ms:
             return
-        kv_tokens = opened.view.kv_tokens + opened.view.batch * (opened.steps - 1)
-        alone_ms = self._predictor.predict(opened.view.batch, kv_tokens).whole_chip_ms
+        alone_ms = self._predictor.predict(span.batch, kv_tokens).whole_chip_ms
         if not finetuned or alone_ms > self._qos_ms:
             self.book.solo_violations += 1
         else:
             self.book.finetune_violations += 1
 
-    def settle(self, opened: OpenPlan) -> None:
-        """The plan is over: its steps go to the book, its result to the policy."""
-        view, plan = opened.view, opened.plan
-        if opened.steps:
-            span: tuple[Any, ...] = (
-                self.instance, view.step, view.batch, opened.joined, view.kv_tokens, view.waiting, plan.decode_sms,
-                opened.finetune_sms, view.memory.rows_kv, view.memory.rows_lent, opened.window_layers,
-                view.memory.free_but_unlendable_bytes, opened.start_s, opened.turn_budget_ms,
-                plan.predicted_ms if plan.predicted_ms is not None else math.nan, opened.finetune_tokens,
-            )  # fmt: skip
-            self.book.add(span, opened.latency_ms, opened.decode_ms, opened.turn_ms, opened.join_gap_ms)
-        parts = (tuple(opened.latency_ms), tuple(opened.decode_ms), tuple(opened.turn_ms))
-        self._loop.settle(StepResult(self.instance, view.step, view.batch, view.kv_tokens, *parts))
+    def settle(self, span: Span) -> None:
+        """The span is over: its steps go to the book, its result to the policy."""
+        if not span.steps:
+            return
+        held = span.held
+        predicted_ms, held.predicted_ms = held.predicted_ms, None
+        columns: tuple[Any, ...] = (
+            self.instance, span.step, span.batch, span.joined, span.kv_tokens, span.waiting, held.plan.decode_sms,
+            held.finetune_sms, span.rows_kv, span.rows_lent, span.window_layers, span.unlendable_bytes, span.start_s,
+            held.turn_budget_ms, predicted_ms if predicted_ms is not None else math.nan, span.finetune_tokens,
+        )  # fmt: skip
+        self.book.add(columns, span.latency_ms, span.decode_ms, span.turn_ms, span.join_gap_ms)
+        parts = (tuple(span.latency_ms), tuple(span.decode_ms), tuple(span.turn_ms))
+        self._loop.settle(StepResult(self.instance, span.step, span.batch, span.kv_tokens, *parts))
 
     def idle(self, view: StepView, duration_ms: float, finetune_sms: int) -> None:
         """A time without requests is over."""

@@ -12,32 +12,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from backends.cuda.serving.decoder import Decoder, Finished, Served
-from backends.cuda.serving.job_memory import JobMemory
+from backends.cuda.serving.hosted_job import Job
 from backends.cuda.serving.partitions import Partitions
-from backends.cuda.serving.recorder import OpenPlan, Recorder
+from backends.cuda.serving.plan_book import PlanBook
+from backends.cuda.serving.recorder import Recorder, Span
 from backends.cuda.serving.timeline import Timeline
-from backends.cuda.serving.unit_pump import UnitPump
 from harli_core.errors import AuditError, ConfigError
 from harli_core.loop import DecisionLoop
 from harli_core.requests import RequestSpec
-from harli_core.types import JobView, StepPlan, StepView
+from harli_core.types import StepPlan
 
 SPARE_TOKENS = 8
 """Slots that are no request's: SGLang's padding slot, and the few that it keeps in hand when it admits."""
-
-
-@dataclass(slots=True)
-class Job:
-    """A finetuning job beside the decoder; ``drop`` gives up everything that it holds."""
-
-    job_id: str
-    pump: UnitPump
-    memory: JobMemory
-    unit_tokens: int
-    drop: Callable[[], None]
-    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +57,13 @@ class ServingLoop:
         self.job = job
         self.draining = False
         self.finished: list[Served] = []
-        self.decide_ms: list[float] = []
         self.launch_delay_ms: list[float] = []
         self.prefilled_tokens = 0
         self._decoder = decoder
         self._partitions = partitions
         self._timeline = timeline
         self._loop = loop
+        self.plans = PlanBook(decoder, timeline, loop, recorder, job)
         self._recorder = recorder
         self._prompt_of = prompt_of
         self._limits = limits
@@ -83,26 +72,24 @@ class ServingLoop:
         books = decoder.memory.allocator
         floor_rows = job.memory.needs.rows_floor if job is not None else 0
         self._capacity_tokens = (books.geometry.rows - floor_rows) * books.geometry.row_tokens - SPARE_TOKENS
-        self._zero_ms = 0.0
-        self._boundary_ms = 0.0
-        self._elapsed_from_ms = 0.0
-        self._step = 0
         self._done = 0
-        self._open: OpenPlan | None = None
         self._joined: list[Served] = []
         self._gap_from_ms: dict[int, float] = {}
-        self._turned_ms = 0.0
-        self._prefilled = False
+
+    @property
+    def decide_ms(self) -> list[float]:
+        """How long each decision took."""
+        return self.plans.decide_ms
 
     @property
     def now_s(self) -> float:
         """Seconds since the run began."""
-        return (self._timeline.now_ms() - self._zero_ms) / 1e3
+        return (self._timeline.now_ms() - self.plans.zero_ms) / 1e3
 
     @property
     def zero_s(self) -> float:
         """The host clock when the run began."""
-        return self._zero_ms / 1e3
+        return self.plans.zero_ms / 1e3
 
     def drain(self) -> None:
         """Take no more requests; the run ends when those that arrived are done. Safe in a signal handler."""
@@ -114,11 +101,11 @@ class ServingLoop:
 
     def run(self) -> float:
         """Serve; returns the duration in seconds. Requests under way at the horizon stay unfinished."""
-        self._zero_ms = self._boundary_ms = self._timeline.now_ms()
+        self.plans.begin()
         while True:
             self._take_arrivals()
             if self.job is not None:
-                self._tend(self.job)
+                self.job.tend(self._timeline.now_ms())
             over = self._limits.horizon_s is not None and self.now_s >= self._limits.horizon_s
             if over or (self._decoder.idle and (self.draining or not self._upcoming)):
                 break
@@ -155,15 +142,6 @@ class ServingLoop:
                 book.reject(spec.index, str(error).split(": ", 1)[-1])
                 self._count_done()
 
-    def _tend(self, job: Job) -> None:
-        """Rows that came back, and a job that failed: its memory goes back once its last unit is over."""
-        now_ms = self._timeline.now_ms()
-        if job.pump.failure is not None and not job.released and job.pump.drained():
-            job.released = True
-            job.pump.work = None
-            job.memory.release(now_ms, job.drop)
-        job.memory.poll(now_ms)
-
     def _note_prefilled(self) -> None:
         now_ms = self._timeline.now_ms()
         new, done = self._decoder.take_prefilled(now_ms)
@@ -172,7 +150,7 @@ class ServingLoop:
             if served.emitted == 1:
                 elsewhere = self._decoder.prefill == "elsewhere"
                 arrival_s = float(self._recorder.requests.arrival_s[served.index])
-                self._recorder.first_token(served, arrival_s if elsewhere else (now_ms - self._zero_ms) / 1e3)
+                self._recorder.first_token(served, arrival_s if elsewhere else (now_ms - self.plans.zero_ms) / 1e3)
             self._recorder.produced(served)
         self._leave(done, now_ms)
         over = {served.index for served in done}
@@ -181,18 +159,18 @@ class ServingLoop:
                 self._joined.append(served)
                 self._gap_from_ms[served.index] = served.last_token_ms or now_ms
         if new:
-            self._settle()
+            self.plans.settle_span()
 
     def _ran_prefill(self) -> None:
-        self._prefilled = True
+        self.plans.prefilled = True
 
     def _idle(self) -> None:
         """Nothing to decode: finetuning has what the plan gives it until a request arrives."""
-        view = self._view()
-        plan = self._decide(view)
-        self._apply_memory(plan)
+        view, plan = self.plans.idle_plan()
         sms = sum(part.sms for part in plan.jobs)
         start_ms = self._timeline.now_ms()
+        if self.job is not None:
+            self.job.sweep()
         while self._decoder.idle and not self.draining:
             if self._limits.horizon_s is not None and self.now_s >= self._limits.horizon_s:
                 break
@@ -201,15 +179,16 @@ class ServingLoop:
             if self.job is not None and sms and self.job.pump.running:
                 self.job.pump.keep_busy(sms)
             if self.job is not None:
-                self._tend(self.job)
+                self.job.tend(self._timeline.now_ms())
             self._take_arrivals()
         now_ms = self._timeline.now_ms()
         self._recorder.idle(view, now_ms - start_ms, sms)
-        self._boundary_ms = now_ms
+        self.plans.boundary_ms = now_ms
 
     def _make_room(self) -> None:
         """Requests wait before an empty batch: ask for rows, and wait for their fences."""
-        self._settle()
+        self.plans.end()
+        self.plans.awaited = True
         if self.job is None:
             raise AuditError("requests wait for memory, and there is no finetuning job that could give some back")
         memory = self.job.memory
@@ -225,88 +204,62 @@ class ServingLoop:
     # One step
 
     def _decode_step(self) -> None:
-        opened = self._opened()
-        plan, job = opened.plan, self.job
+        span = self.plans.opened()
+        held, job = span.held, self.job
+        plan = held.plan
         pump = job.pump if job is not None and plan.jobs and job.pump.running else None
         units_before = pump.launched if pump is not None else 0
         busy_before = pump is not None and pump.last is not None
         marks = None
-        if pump is not None and opened.turn_budget_ms:
-            budget_ms = opened.turn_budget_ms - self._turned_ms
+        if pump is not None and held.turn_budget_ms and not self.plans.turn_done:
             start_ms = self._timeline.now_ms()
-            marks = pump.turn(budget_ms, self._arrival_due)
-            if self._arrival_due() and len(self._decoder.running) < self._limits.max_batch:
-                self._turned_ms += self._timeline.now_ms() - start_ms
-                self._settle()
+            # What the host needs between two steps comes off the turn, unless the policy knew of it.
+            spent_ms = max(0.0, start_ms - self.plans.boundary_ms - held.elapsed_ms)
+            marks = pump.turn(max(0.0, held.turn_budget_ms - spent_ms), self._arrival_ends_plan)
+            if self._arrivals_due() and len(self._decoder.running) < self._limits.max_batch:
+                # They join the step that is yet to be launched: under this plan, whose turn is over then, or a new one.
+                self.plans.turned_ms += self._timeline.now_ms() - start_ms
+                if self._arrival_ends_plan():
+                    self.plans.end()
+                else:
+                    self.plans.turn_done = True
                 return
         self._order_behind_units(plan)
         ready_ms = self._timeline.now_ms()
         if not self._decoder.launch(self._partitions.group(plan.decode_sms)):
-            self._settle()
+            self.plans.end()
             return
         self.launch_delay_ms.append(self._timeline.now_ms() - ready_ms)
-        finetune_sms = opened.finetune_sms
+        finetune_sms = held.finetune_sms
         limit_ms = plan.hold.max_step_ms
         while True:
-            late = limit_ms is not None and self._timeline.now_ms() - self._boundary_ms > limit_ms
+            late = limit_ms is not None and self._timeline.now_ms() - self.plans.boundary_ms > limit_ms
             if pump is not None and finetune_sms and not late:
                 pump.keep_busy(finetune_sms)
             if self._decoder.done():
                 break
         now_ms = self._timeline.now_ms()
         step = self._decoder.finish(now_ms)
-        turn_ms = self._turned_ms
+        turn_ms = self.plans.turned_ms
         if marks is not None:
             turn_ms += self._timeline.between_ms(*marks) if self._timeline.passed(marks[1]) else 0.0
-        self._turned_ms = 0.0
+        self.plans.turned_ms, self.plans.turn_done = 0.0, False
         finetuned = busy_before or (pump is not None and pump.launched > units_before)
-        self._emitted(opened, step, now_ms, turn_ms, finetuned=finetuned)
+        self._emitted(span, step, now_ms, turn_ms, finetuned=finetuned)
 
-    def _emitted(self, opened: OpenPlan, step: Finished, now_ms: float, turn_ms: float, *, finetuned: bool) -> None:
-        latency_ms = now_ms - self._boundary_ms
-        if not opened.steps:
-            opened.joined = len(self._joined)
-            opened.join_gap_ms = [now_ms - self._gap_from_ms.pop(served.index) for served in self._joined]
+    def _emitted(self, span: Span, step: Finished, now_ms: float, turn_ms: float, *, finetuned: bool) -> None:
+        plans = self.plans
+        latency_ms = now_ms - plans.boundary_ms
+        span, thinned = plans.span_of(span, step)
+        if not span.steps:
+            span.joined = len(self._joined)
+            span.join_gap_ms = [now_ms - self._gap_from_ms.pop(served.index) for served in self._joined]
             self._joined = []
-        self._recorder.step(opened, latency_ms, step.decode_ms, turn_ms, finetuned=finetuned and not self._prefilled)
-        self._prefilled = False
-        self._boundary_ms = now_ms
-        self._step += 1
+        self._recorder.step(span, latency_ms, step.decode_ms, turn_ms, finetuned=finetuned and not plans.prefilled)
         for served in step.emitted:
             self._recorder.produced(served)
         self._leave(step.completed, now_ms)
-        if step.completed or opened.over():
-            self._settle()
-
-    def _opened(self) -> OpenPlan:
-        """The plan in force, or a new one for what is true now."""
-        if self._open is None:
-            view = self._view()
-            plan = self._decide(view)
-            self._apply_memory(plan)
-            job = self.job
-            active = job is not None and bool(plan.jobs)
-            self._open = OpenPlan(
-                view,
-                plan,
-                (self._boundary_ms - self._zero_ms) / 1e3,
-                sum(part.sms for part in plan.jobs) if active else 0,
-                plan.jobs[0].turn_ms if active else 0.0,
-                job.memory.window_layers if job is not None else 0,
-                float(self._tokens()),
-            )
-        return self._open
-
-    def _settle(self) -> None:
-        if self._open is not None:
-            opened, self._open = self._open, None
-            self._recorder.settle(opened)
-
-    def _decide(self, view: StepView) -> StepPlan:
-        before_ms = self._timeline.now_ms()
-        plan = self._loop.decide(view)
-        self.decide_ms.append(self._timeline.now_ms() - before_ms)
-        return plan
+        plans.emitted(span, now_ms, latency_ms, thinned=thinned, left=bool(step.completed))
 
     def _order_behind_units(self, plan: StepPlan) -> None:
         """Decode waits, on the GPU, for a unit that still runs on SMs that it takes."""
@@ -316,56 +269,22 @@ class ServingLoop:
         if flight is not None and flight.sms + plan.decode_sms > self._partitions.total_sms:
             self._decoder.stream.wait_event(flight.end)
 
-    def _arrival_due(self) -> bool:
-        return bool(self._upcoming) and not self.draining and self._upcoming[0].arrival_s <= self.now_s
+    def _arrivals_due(self) -> list[RequestSpec]:
+        """Requests that have arrived since they were last taken."""
+        if not self._upcoming or self.draining:
+            return []
+        now_s = self.now_s
+        return list(takewhile(lambda spec: spec.arrival_s <= now_s, self._upcoming))
 
-    def _apply_memory(self, plan: StepPlan) -> None:
-        """Lend or reclaim towards the plan; the tokens of the next step keep their slots."""
-        job = self.job
-        if job is None or not plan.jobs or not job.pump.running:
-            return
-        memory = job.memory
-        rows = max(plan.jobs[0].rows, memory.needs.rows_floor)
-        if rows < memory.rows_held:
-            memory.shrink(rows, self._timeline.now_ms())
-            return
-        books = self._decoder.memory.allocator
-        spare = books.slots.free_tokens - len(self._decoder.running)
-        memory.grow(min(rows, memory.rows_held + max(0, spare) // books.geometry.row_tokens))
-
-    def _view(self) -> StepView:
-        decoder, job = self._decoder, self.job
-        jobs: tuple[JobView, ...] = ()
-        now_ms = self._timeline.now_ms()
-        if job is not None and job.pump.running and job.pump.work is not None:
-            unit = job.pump.work.next_unit()
-            memory, flight = job.memory, job.pump.last
-            if unit is not None:
-                jobs = (
-                    JobView(
-                        job.job_id, unit.kind, job.unit_tokens, memory.rows_held, memory.needs.rows_wanted,
-                        memory.needs.rows_floor, memory.window_layers, memory.needs.layers,
-                        flight.sms if flight is not None else 0, job.pump.in_flight_ms(),
-                    ),
-                )  # fmt: skip
-        batch = len(decoder.running)
-        return StepView(
-            self._recorder.instance,
-            self._step,
-            (now_ms - self._zero_ms) / 1e3,
-            batch,
-            decoder.kv_tokens,
-            len(decoder.waiting),
-            decoder.waiting_tokens,
-            now_ms - self._boundary_ms if batch else 0.0,
-            decoder.memory.allocator.view(),
-            jobs,
-        )
+    def _arrival_ends_plan(self) -> bool:
+        """Whether somebody has arrived with whom the plan in force does not hold."""
+        due = self._arrivals_due()
+        return bool(due) and not self.plans.holds_with(due)
 
     def _leave(self, done: Sequence[Served], now_ms: float) -> None:
         for served in done:
             self._recorder.produced(served)
-            self._recorder.requests.complete(served.index, (now_ms - self._zero_ms) / 1e3)
+            self._recorder.requests.complete(served.index, (now_ms - self.plans.zero_ms) / 1e3)
             self.finished.append(served)
             self._count_done()
 
@@ -374,13 +293,9 @@ class ServingLoop:
         if self._progress is not None:
             self._progress(self._done)
 
-    def _tokens(self) -> int:
-        work = self.job.pump.work if self.job is not None else None
-        return work.state.tokens if work is not None else 0
-
     def _close(self) -> None:
         """Settle what is open; if nothing is left to serve, SGLang checks itself for leaks."""
-        self._settle()
+        self.plans.end()
         self._loop.finish()
         if self._decoder.idle:
             self._decoder.check_idle()

@@ -35,7 +35,8 @@ class Flight:
 class UnitPump:
     """Launches the units of ``work``; a failure of the job stops it here, and never reaches the serving loop.
 
-    ``unit_ms(kind, tokens, sms)`` predicts a unit alone; ``failure`` says why the job stopped, `None` while it has not.
+    ``unit_ms(kind, tokens, sms)`` predicts a unit alone; ``failure`` says why the job stopped, `None` while it has not;
+    ``finished``: it came to its end.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class UnitPump:
         """Nothing is launched yet."""
         self.work: FinetuneWork | None = work
         self.failure: str | None = None
+        self.finished = False
         self.launched = 0
         self.progress: list[tuple[float, int]] = []  # (host ms, training tokens) at each optimizer step enqueued
         self.launch_ms_longest = 0.0
@@ -62,7 +64,12 @@ class UnitPump:
     @property
     def running(self) -> bool:
         """Whether there may be units to launch."""
-        return self.work is not None and self.failure is None
+        return self.work is not None and not self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended, well or not; units in flight may still run."""
+        return self.failure is not None or self.finished
 
     @property
     def last(self) -> Flight | None:
@@ -72,6 +79,23 @@ class UnitPump:
     def in_flight_ms(self) -> float:
         """Time that what is in flight still needs, as predicted."""
         return max(0.0, self._flights[-1].due_ms - self._timeline.now_ms()) if self._flights else 0.0
+
+    def next_unit(self) -> Unit | None:
+        """The unit that comes next; `None`, and `over`, where the job has ended."""
+        if not self.running:
+            return None
+        assert self.work is not None
+        try:
+            unit = self.work.next_unit()
+            state = None if unit is not None else self.work.state
+        except Exception as error:  # whatever it is, serving goes on
+            self.stop(f"{type(error).__name__}: {error}")
+            return None
+        if state is not None and state.status == "finished":
+            self.finished = True
+        elif state is not None:
+            self.stop(state.reason or f"the job {state.status}")
+        return unit
 
     def poll(self) -> None:
         """Forget units that are over, and learn from how long they took."""
@@ -111,7 +135,7 @@ class UnitPump:
             spent_ms = self._timeline.now_ms() - start_ms
             unit = self._ready_unit()
             if unit is None:
-                if not self.running or self._nothing_left() or spent_ms >= budget_ms:
+                if not self.running or spent_ms >= budget_ms:
                     break
                 continue
             ahead_ms = self.in_flight_ms()
@@ -143,23 +167,15 @@ class UnitPump:
         self.poll()
         return not self._flights
 
-    def _nothing_left(self) -> bool:
-        """Whether the job has no unit at all now (paused, finished), rather than one that waits for its layer."""
-        assert self.work is not None
-        return self.work.state.status != "running"
-
     def _ready_unit(self) -> Unit | None:
-        if not self.running:
+        """The next unit, if its frozen layer is there."""
+        unit = self.next_unit()
+        if unit is None:
             return None
         assert self.work is not None
         try:
-            unit = self.work.next_unit()
-            if unit is None:
-                if self.work.state.status == "failed":
-                    self.stop(self.work.state.reason or "the job failed")
-                return None
             return unit if self.work.ready() else None
-        except Exception as error:
+        except Exception as error:  # whatever it is, serving goes on
             self.stop(f"{type(error).__name__}: {error}")
             return None
 

@@ -1,0 +1,70 @@
+"""The co-location benchmarks run on a CPU as they do on a GPU, on models with as much KV a token and hardly any weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.sglang.processes import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def benchmark(folder: Path, script: str, *options: str) -> dict[str, Any]:
+    """Run it as its README says; the one result file that it writes."""
+    lengths = folder / "lengths.csv"
+    rows = [f"{index / 10:.1f},1000,{12 + index % 9}" for index in range(200)]
+    lengths.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]) + "\n")
+    command = [sys.executable, str(ROOT / "benchmarks" / "colocation" / script), "--device", "cpu", *options]
+    done = subprocess.run(
+        command, env={**environment(), "HARLI_RESULTS": str(folder)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (path,) = folder.glob("*.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_cells_are_measured_once_and_nothing_is_begun_without_time(tmp_path: Path) -> None:
+    """Each asked-for policy has its cell with where it comes from; a second run adds only what is missing."""
+    options = [
+        "--load", "100", "--layers", "2", "--max-rows", "48", "--micro-batches", "1", "--max-batch", "8", "--qos-ms", "150",
+        "--warm-up-s", "1", "--window-s", "3", "--finetune-only-s", "2", "--skip-s", "0", "--context-tokens", "2048",
+        "--trace", str(tmp_path / "lengths.csv"), "--no-sharing",
+    ]  # fmt: skip
+    first = benchmark(tmp_path, "cells.py", *options, "--policies", "hybrid", "separate_finetuning")
+    assert set(first["cells"]) == {"hybrid", "separate_finetuning"}
+    assert first["cells"]["hybrid"]["steps"] > 0
+    assert first["cells"]["hybrid"]["requests"]["completed"] > 0
+    assert first["gain_over_separate"].keys() <= {"hybrid"}  # a CPU may be too slow for two optimizer steps
+    assert all(cell["command"][0] == "cells.py" for cell in first["cells"].values())
+    policies = ["--policies", "hybrid", "separate_finetuning", "inference_only"]
+    assert benchmark(tmp_path, "cells.py", *options, *policies, "--budget-s", "1") == first
+    second = benchmark(tmp_path, "cells.py", *options, *policies)
+    assert second["cells"] == first["cells"] | {"inference_only": second["cells"]["inference_only"]}
+    assert second["not_measured"] == ["harli", "separate_serving", "static_split", "pause_on_load"]
+
+
+def test_phases_move_memory_between_kv_and_finetuning(tmp_path: Path) -> None:
+    """The heavy phase takes rows from the job, the window shrinks, every row's way back is there, and so is the figure."""
+    found = benchmark(
+        tmp_path, "phases.py", "--backend", "cuda", "--layers", "2", "--finetuned-layers", "32", "--max-rows", "22",
+        "--micro-batches", "1", "--max-batch", "16", "--context-tokens", "2048", "--qos-ms", "250", "--duration-s", "36",
+        "--batches", "1", "9", "2", "--lengths", str(tmp_path / "lengths.csv"), "--out", str(tmp_path / "run"),
+    )  # fmt: skip
+    light, heavy, medium = found["phases"]
+    assert light["batch"] < heavy["batch"]
+    assert light["rows_kv"] < heavy["rows_kv"]
+    assert heavy["rows_lent"] < light["rows_lent"]
+    assert heavy["window_layers"] < light["window_layers"]
+    assert medium["batch"] < heavy["batch"]
+    rows = found["reclaiming"]
+    assert rows["rows"] == len(rows["each"]) == found["pool"]["rows_reclaimed"] > 0
+    assert all(took_ms > 0.0 and steps >= 0 for _, took_ms, steps in rows["each"])
+    assert set(found["series"]) >= {"time_s", "batch", "rows_kv", "rows_lent", "window_layers", "latency_ms"}
+    assert found["requests"]["rejected"] == 0
+    assert found["finetune_stopped"] is None
+    assert (tmp_path / "run" / "steps.parquet").stat().st_size > 0
