@@ -38,14 +38,13 @@ def chunked_loss(
             chosen = log_probabilities.gather(1, wanted)
             loss -= chosen.sum()
             # Passes over the logits take as long as the products: rounded as it is computed, over the logits themselves,
-            # which nothing needs any more, and divided by the tokens only after the products.
+            # which nothing needs any more. Divided before the norm's backward, which is fp32 in a model of any type, so
+            # that it rounds what a plain loop rounds.
             by_logits = torch.exp(log_probabilities, out=logits.detach())
-            by_logits.scatter_(1, wanted, (chosen.exp() - 1.0).to(by_logits.dtype))
             del log_probabilities
+            by_logits.scatter_(1, wanted, (chosen.exp() - 1.0).to(by_logits.dtype)).div_(trained_tokens)
         by_rows, *rest = torch.autograd.grad(logits, [rows, *parameters], by_logits)
         by_hidden[here] = by_rows
         for total, part in zip(by_parameter, rest, strict=True):
             total.add_(part)
-    for gradient in (by_hidden, *by_parameter):
-        gradient.div_(trained_tokens)
     return loss / trained_tokens, by_hidden, by_parameter
