@@ -16,7 +16,7 @@ from backends.cuda.finetune.job_file import JobFile, read_job
 from harli_cli import __version__
 from harli_cli.log_file import DecisionLogWriter
 from harli_cli.results import discard_summary, prepared, write_results
-from harli_cli.run import SUMMARY_SCHEMA, check_log
+from harli_cli.run import SUMMARY_SCHEMA
 from harli_cli.scenario import Scenario, Stage, TraceSource
 from harli_core.config import RunConfig
 from harli_core.errors import AuditError, ConfigError, MemoryAccountingError
@@ -106,8 +106,6 @@ def execute_on_gpu(config: RunConfig, options: GpuOptions, out: Path, log: Path 
     """
     from backends.cuda.requirements import require_serving  # noqa: PLC0415
 
-    if log is not None:
-        check_log(log, out, config)
     scenario = Scenario(config)
     policy = scenario.contexts.policies(config.policy, dict(config.policy_options))[0]
     if options.job is not None and not policy.finetunes:

@@ -157,13 +157,13 @@ def main() -> None:
     except typer.TyperException as error:
         _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; no result was written", 130)
+        _fail("interrupted; nothing unfinished is left behind", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     else:
         if code == 130:  # an interrupt, which typer turned into its exit code
-            _fail("interrupted; no result was written", 130)
+            _fail("interrupted; nothing unfinished is left behind", 130)
         sys.exit(code if isinstance(code, int) else 0)
 
 

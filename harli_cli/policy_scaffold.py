@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import keyword
+import sys
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 from harli_core.errors import ConfigError
 from policies import POLICIES
+
+LONGEST_NAME = 100
 
 TEMPLATES = files("harli_cli.templates")
 
@@ -16,8 +20,13 @@ def scaffold(name: str, folder: Path) -> tuple[Path, Path]:
     """Write ``NAME.py`` and ``test_NAME.py`` into ``folder``; raises `ConfigError` rather than overwrite a file."""
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name.isascii():
         raise ConfigError(f"policy name {name!r}: expected lower-case letters, digits and _, as in my_policy")
+    if len(name) > LONGEST_NAME:
+        raise ConfigError(f"policy name {name[:20]!r}..: {len(name)} characters, expected {LONGEST_NAME} at most")
     if name in POLICIES:
         raise ConfigError(f"policy name {name!r} is a built-in policy; choose another one")
+    known = name in sys.stdlib_module_names or (find_spec(name) is not None and not (folder / f"{name}.py").exists())
+    if known:
+        raise ConfigError(f"policy name {name!r}: Python has a module of that name already; choose another one")
     class_name = "".join(part.capitalize() for part in name.split("_"))
     if not class_name.isidentifier():
         raise ConfigError(f"policy name {name!r}: expected a letter in it, as in my_policy")

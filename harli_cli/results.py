@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,17 +14,21 @@ import numpy as np
 
 from harli_core.errors import ConfigError
 from harli_core.records import COMPLETED, REJECTED, UNFINISHED, RequestBook, StepBook
+from traces.writing import replaceable
 
 NAMES = ("summary.json", "requests.parquet", "steps.parquet")
 """What `write_results` writes."""
+
+REPORT = "report.html"
+"""What a report adds."""
 
 ROWS_A_GROUP = 1 << 16
 STATE_NAMES = {COMPLETED: "completed", REJECTED: "rejected", UNFINISHED: "unfinished"}
 
 
 @contextmanager
-def prepared(out: Path) -> Iterator[Path]:
-    """Make the folder and prove that it can be written, before the run and not after it; raises `ConfigError`.
+def prepared(out: Path, names: Sequence[str] = NAMES) -> Iterator[Path]:
+    """Make the folder and prove that it can take ``names``, before the run and not after it; raises `ConfigError`.
 
     Gives the folder with ``..`` and links resolved, so that only what the results need is made.
 
@@ -40,6 +44,8 @@ def prepared(out: Path) -> Iterator[Path]:
             if not nearest.is_dir():
                 raise ConfigError(f"--out {out}: cannot write results there ({nearest} is a file, not a folder)")
             target.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                _check_replaceable(target / name, out)
             with tempfile.TemporaryFile(dir=target):
                 pass
         except OSError as error:
@@ -52,6 +58,13 @@ def prepared(out: Path) -> Iterator[Path]:
             with suppress(OSError):
                 folder.rmdir()
         raise
+
+
+def _check_replaceable(path: Path, out: Path) -> None:
+    try:
+        replaceable(path)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot write {path.name} there ({error.strerror})") from None
 
 
 def write_results(out: Path, summary: dict[str, Any], requests: RequestBook, steps: StepBook) -> None:
@@ -69,17 +82,20 @@ def discard_summary(out: Path) -> None:
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write ``path`` whole or not at all; raises `ConfigError` when the disk does not take it."""
-    partial = path.with_name(path.name + ".partial")
+    partial: Path | None = None
     try:
+        target = replaceable(path)
+        partial = target.with_name(target.name + ".partial")
         with partial.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        partial.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
 
 
 def _write_requests(file: BinaryIO, book: RequestBook) -> None:

@@ -13,11 +13,11 @@ from backends.sim.simulation import SimOutcome
 from harli_cli import __version__
 from harli_cli.log_file import DecisionLogWriter
 from harli_cli.perfetto import PerfettoWriter, SinkPair
-from harli_cli.results import NAMES, discard_summary, prepared, write_results
+from harli_cli.results import discard_summary, prepared, write_results
 from harli_cli.scenario import Scenario, Stage
 from harli_cli.serving_gpus import fewest_serving
 from harli_core.config import RunConfig
-from harli_core.errors import AuditError, ConfigError, MemoryAccountingError
+from harli_core.errors import AuditError, MemoryAccountingError
 from harli_core.records import RequestBook, StepBook
 from harli_core.summary import RunFacts, summarise, utilisation
 from traces import LoadedTrace
@@ -29,12 +29,6 @@ def execute(
     config: RunConfig, out: Path, log: Path | None, baselines: bool, stage: Stage, perfetto: Path | None = None
 ) -> dict[str, Any]:
     """Run, audit, write; returns the summary. Raises `HarliError` subclasses with their exit codes."""
-    if log is not None:
-        check_log(log, out, config)
-    if perfetto is not None:
-        check_log(perfetto, out, config, "--perfetto")
-        if log is not None and log.resolve() == perfetto.resolve():
-            raise ConfigError(f"--perfetto {perfetto}: --log writes there; give the trace a name of its own")
     prepared_run = PreparedRun.of(config)
     with prepared(out) as folder:
         try:
@@ -44,13 +38,6 @@ def execute(
             raise
         write_results(folder, finished.summary, finished.requests, finished.steps)
     return finished.summary
-
-
-def check_log(log: Path, out: Path, config: RunConfig, option: str = "--log") -> None:
-    """A log may not take the place of a result or of the trace."""
-    for path in (*(out / name for name in NAMES), Path(config.trace)):
-        if log.resolve() == path.resolve():
-            raise ConfigError(f"{option} {log}: {path} is in use already; give the log a name of its own")
 
 
 @dataclass(frozen=True, slots=True)

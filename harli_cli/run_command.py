@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from harli_cli.file_clashes import check_clashes
 from harli_cli.option_groups import with_groups
 from harli_cli.progress import progress
+from harli_cli.results import NAMES, REPORT
 from harli_cli.settings import check_serving_gpus, merged
 from harli_cli.trace_options import TracePart, TraceReading
 from harli_core.config import RunConfig
@@ -149,6 +151,12 @@ def run(
         options["gpus"] = 1
     settings = merged(config, options, policy_option or [])
     check_serving_gpus(settings, baselines)
+    read = (Path(settings.trace), config, settings.profile and Path(settings.profile), finetune_job)
+    written = (*(("--out", out / name) for name in NAMES), ("--html", html and out / REPORT))
+    check_clashes(
+        [path for path in read if path],
+        [(option, path) for option, path in (*written, ("--log", log), ("--perfetto", perfetto)) if path],
+    )
     if backend == "cuda":
         from harli_cli.gpu_run import GpuOptions  # noqa: PLC0415  (keeps --help fast)
 

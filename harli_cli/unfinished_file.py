@@ -7,19 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harli_core.errors import HarliError
+from traces.writing import replaceable
 
 
 class UnfinishedFile:
-    """Text beside ``path`` under another name, until `close` says that it is complete."""
+    """Text beside ``path`` (or what it links to) under another name, until `close` says that it is complete."""
 
     def __init__(self, path: Path, fault: Callable[[str | None], HarliError]) -> None:
         """Open it; ``fault`` makes the error to raise from what the system says, or from `None` where a folder is."""
         if path.is_dir():
             raise fault(None)
-        self._path = path
-        self._partial = path.with_name(path.name + ".partial")
         self._fault = fault
         try:
+            self._path = replaceable(path)
+            self._partial = self._path.with_name(self._path.name + ".partial")
             self._file = self._partial.open("w", encoding="utf-8", newline="\n")
         except OSError as error:
             raise fault(error.strerror) from None

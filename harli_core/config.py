@@ -45,7 +45,7 @@ class RunConfig(BaseModel):
     """Keep the first so many requests."""
     repeat: Annotated[int, Field(ge=1, le=10**6)] = 1
     """Replay the trace so many times, one copy behind the other."""
-    rate_scale: PositiveFloat = 1.0
+    rate_scale: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 1.0
     """Replay it at so many times its rate."""
     policy: str = "hybrid"
     policy_options: dict[str, int | Finite | str | bool] = Field(default_factory=dict)
@@ -61,13 +61,13 @@ class RunConfig(BaseModel):
     model: str = "llama3-8b"
     finetune_model: str | None = None
     """`None`: the served model."""
-    qos_ms: PositiveFloat = 40.0
+    qos_ms: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 40.0
     """Target of step latency, and the TPOT limit of a request."""
     ttft_slo_ms: PositiveFloat = 1000.0
     """TTFT limit of a request."""
     memory_gb: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
     """GPU memory in GB (10**9 bytes); `None`: what the card has."""
-    runtime_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 6.0
+    runtime_gb: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)] = 6.0
     """Memory kept for the CUDA context, graphs and activations of decode."""
     max_batch: PositiveInt = 256
     """Most requests that decode at once on an instance."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,22 @@ ENDINGS = (".csv", ".csv.gz", ".csv.zst", ".parquet")
 _ROWS_A_BLOCK = 1 << 16
 
 
+def replaceable(path: Path) -> Path:
+    """The file to replace in order to write ``path``: what it links to, in the end.
+
+    Raises `OSError` where something else than a file is: a folder, a device or a pipe is never replaced.
+    """
+    try:
+        target = path.resolve()
+    except RuntimeError:
+        raise OSError(errno.ELOOP, "its links go in a circle", path.name) from None
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder; expected the name of a file", path.name)
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "it is a device or a pipe; expected the name of a file", path.name)
+    return target
+
+
 def check_ending(path: Path) -> None:
     """Raise `ConfigError` for a name that says no format."""
     if not path.name.endswith(ENDINGS):
@@ -31,6 +48,7 @@ def write_trace(path: Path, trace: RequestTrace) -> None:
         raise ConfigError(f"cannot write {path}: it is a folder; expected the name of a file")
     partial: Path | None = None
     try:
+        path = replaceable(path)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name + ".", delete=False) as file:
             partial = Path(file.name)
             if path.name.endswith(".parquet"):

@@ -20,7 +20,7 @@ from harli_cli.comparison.workers import run_all
 from harli_cli.policy_options import options_of_each
 from harli_cli.provenance import provenance
 from harli_cli.results import NAMES as RUN_RESULTS
-from harli_cli.results import prepared, replace_file, write_results
+from harli_cli.results import REPORT, prepared, replace_file, write_results
 from harli_cli.run import PreparedRun
 from harli_cli.scenario import Stage
 from harli_cli.trace_options import load_configured
@@ -76,7 +76,7 @@ def compare(asked: Comparison, out: Path, as_html: bool, stage: Stage) -> dict[s
     loaded = load_configured(config)
     for policy in policies:  # what is wrong with one is said before anything runs
         PreparedRun.of(_config(config, policy, seeds[0], options[policy]), loaded)
-    with prepared(out) as folder, tempfile.TemporaryDirectory(prefix="harli-compare-") as scratch:
+    with prepared(out, (RESULT, REPORT)) as folder, tempfile.TemporaryDirectory(prefix="harli-compare-") as scratch:
         cases = list(_cases(asked, options, seeds, Path(scratch), as_html))
         answers = _run(cases, asked.jobs, stage)
         runs = with_gains({(case.config.policy, case.config.seed): found for case, (found, _) in answers})
@@ -99,7 +99,7 @@ def compare(asked: Comparison, out: Path, as_html: bool, stage: Stage) -> dict[s
         for policy in policies:
             _keep(Path(scratch) / _folder_name(policy), folder / _folder_name(policy))
         if as_html:
-            from harli_cli.report.pages import REPORT, compare_report  # noqa: PLC0415
+            from harli_cli.report.pages import compare_report  # noqa: PLC0415
 
             digests = {case.config.policy: digest for case, (_, digest) in answers if digest is not None}
             compare_report(folder / REPORT, document, digests)

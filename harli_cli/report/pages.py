@@ -12,19 +12,25 @@ from harli_cli.report.columns import read_result
 from harli_cli.report.digest import digest
 from harli_cli.report.figures import Digests, compare_figures, run_figures
 from harli_cli.report.page import Headline, write_page
+from harli_cli.results import REPORT
 from harli_cli.wording import milliseconds, number, share, title
-
-REPORT = "report.html"
+from harli_core.errors import ConfigError
 
 
 def run_report(folder: Path) -> Path:
     """Write ``report.html`` into a finished result folder, from what lies there."""
     result = read_result(folder)
     summary = result.summary
-    figures = run_figures(digest(result), summary)
-    policy, *rest = title(summary).replace("\n", " | ").split(" | ")
+    try:
+        figures = run_figures(digest(result), summary)
+        policy, *rest = title(summary).replace("\n", " | ").split(" | ")
+        headlines = run_headlines(summary)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{folder / 'summary.json'}: not the summary of a run ({type(error).__name__}: {error})"
+        ) from None
     path = folder / REPORT
-    write_page(path, f"Harli: {policy}", ", ".join(rest), run_headlines(summary), "", figures)
+    write_page(path, f"Harli: {policy}", ", ".join(rest), headlines, "", figures)
     return path
 
 

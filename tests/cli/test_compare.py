@@ -211,7 +211,7 @@ def test_interrupt_leaves_nothing(workers: int, tmp_path: Path) -> None:
         finally:
             process.kill()
     assert (process.returncode, out) == (130, b"")
-    assert err == b"harli: interrupted; no result was written\n"
+    assert err == b"harli: interrupted; nothing unfinished is left behind\n"
     assert list(tmp_path.rglob("*")) == []
     for _ in range(600):
         if not any(Path(f"/proc/{worker}").exists() for worker in seen):

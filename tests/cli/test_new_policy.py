@@ -45,3 +45,17 @@ def test_every_command_of_the_guide(tmp_path: Path) -> None:
             ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, (line, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json", "Python has a module of that name"),
+        ("numpy", "Python has a module of that name"),
+        ("a" * 252, "100 at most"),
+    ],
+)
+def test_names_that_cannot_be_used(name: str, text: str, harli: Harli, tmp_path: Path) -> None:
+    """A module that would hide another, or a name that no file system takes."""
+    assert text in harli("policy", "new", name).error()
+    assert list(tmp_path.iterdir()) == []
