@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,9 +14,9 @@ def check_clashes(read: Iterable[Path], written: Iterable[tuple[str, Path]]) -> 
 
     ``written`` is (option, file), in the order in which a clash is told of the later one.
     """
-    used = {path.resolve(): path for path in read}
+    used = {os.path.realpath(path): path for path in read}
     for option, path in written:
-        place = path.resolve()
+        place = os.path.realpath(path)  # which minds no links in a circle; whoever writes there tells of them
         if place in used:
             raise ConfigError(f"{option} {path}: {used[place]} is in use already; give it a name of its own")
         used[place] = path

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Harli
+
 GUIDE = Path(__file__).parents[2] / "docs" / "write-a-policy.md"
 
 

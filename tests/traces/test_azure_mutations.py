@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harli_core.errors import TraceError
@@ -66,7 +66,8 @@ def read_plainly(content: bytes) -> RequestTrace:
 
 def check(content: bytes) -> None:
     """Both readers must agree: the same trace, or the same faulty row in one line. Packed files are another test's."""
-    assume(not content.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")))
+    if content.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+        return
     try:
         expected: RequestTrace | int = read_plainly(content)
     except RowError as refused:
