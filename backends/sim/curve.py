@@ -34,11 +34,11 @@ class Curve:
         left = right - 1
         return ys[left] + (ys[right] - ys[left]) / (xs[right] - xs[left]) * (x - xs[left])
 
-    def run(self, x: float, step: float, count: int) -> list[float]:
-        """Values at ``x``, ``x + step``, .. (``count`` of them, ``step >= 0``); the same floats as `at` gives one by one."""
-        xs, ys = self.xs, self.ys
+    def run(self, x: float, step: float, ratios: list[float]) -> list[float]:
+        """Values at ``x``, ``x + step``, .. (``step >= 0``) times one of ``ratios`` each: `at` gives the same one by one."""
+        xs, ys, count = self.xs, self.ys, len(ratios)
         if len(xs) == 1:
-            return [ys[0]] * count
+            return [ys[0] * ratio for ratio in ratios]
         values: list[float] = []
         last = len(xs) - 1
         right = min(max(bisect_left(xs, x), 1), last)
@@ -53,7 +53,8 @@ class Curve:
                 until = done
                 while until < count and x + step * until <= xs[right]:
                     until += 1
-            values.extend([base_y + slope * (x + step * k - base_x) for k in range(done, until)])
+            here = ratios if until - done == count else ratios[done:until]
+            values += [(base_y + slope * (x + step * k - base_x)) * ratio for k, ratio in enumerate(here, done)]
             done = until
             right = min(right + 1, last)
         return values

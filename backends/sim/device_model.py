@@ -65,8 +65,7 @@ class DeviceModel:
         ``beside`` is the split when finetuning runs at the same time, `None` when decode is alone on ``decode_sms`` SMs.
         """
         noise = self._solo_noise if beside is None else self._shared_noise[beside]
-        nominal_ms = self._at(decode_sms, beside, batch).step_ms.run(kv_tokens, batch, count)
-        return [ms * ratio for ms, ratio in zip(nominal_ms, noise.take(instance, step, count), strict=True)]
+        return self._at(decode_sms, beside, batch).step_ms.run(kv_tokens, batch, noise.take(instance, step, count))
 
     def count_steps(self, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None) -> None:
         """Count ``count`` steps that really ran, and whether their durations were measured or prolonged."""
