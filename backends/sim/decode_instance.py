@@ -238,15 +238,11 @@ class DecodeInstance:
 
     def _steps_held(self) -> int:
         """For how many steps the plan in force can go on with the batch as it is now."""
-        held, batch = self._held, len(self._batch)
-        if held is None or self._queue or not batch:
+        held, batch, kv_tokens = self._held, len(self._batch), self._batch.kv_tokens
+        if held is None or self._queue or not batch or not held.plan.hold.covers(batch, kv_tokens):
             return 0
-        hold = held.plan.hold
-        if hold.batches is None or not hold.batches[0] <= batch <= hold.batches[1]:
-            return 0
-        if hold.most_kv_tokens is None:
-            return held.steps_left
-        return max(0, min(held.steps_left, 1 + (hold.most_kv_tokens - self._batch.kv_tokens) // batch))
+        most = held.plan.hold.most_kv_tokens
+        return held.steps_left if most is None else min(held.steps_left, 1 + (most - kv_tokens) // batch)
 
     def _decide(self) -> Span:
         """Ask for a plan at this boundary and put it in force."""
