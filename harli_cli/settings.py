@@ -51,6 +51,11 @@ def check_serving_gpus(config: RunConfig, baselines: bool) -> None:
             f"serving_gpus = {config.serving_gpus} is used only by the policy 'separate', not by {config.policy!r}; "
             "leave it out, or compare with --baselines"
         )
+    other = config.policy_options.get("serving_gpus")
+    if config.policy == "separate" and None not in (config.serving_gpus, other) and config.serving_gpus != other:
+        raise ConfigError(
+            f"serving_gpus = {config.serving_gpus} and policy option serving_gpus = {other}; give one of them"
+        )
 
 
 def _check_keys(values: Mapping[str, Any], path: Path) -> None:

@@ -96,6 +96,7 @@ def compare(asked: Comparison, out: Path, as_html: bool, stage: Stage) -> dict[s
             "best_within_target": best(rows),
             "checks": [asdict(judge(check, means)) for check in checks],
         }
+        (folder / RESULT).unlink(missing_ok=True)  # it may not stand beside results that it does not tell of
         for policy in policies:
             _keep(Path(scratch) / _folder_name(policy), folder / _folder_name(policy))
         if as_html:

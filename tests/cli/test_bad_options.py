@@ -46,6 +46,7 @@ BAD_OPTIONS = {
     "--prefill-gpus -1": ("prefill_gpus = -1",),
     "--no-prefill --prefill-gpus 2": ("--no-prefill", "--prefill-gpus 2", "contradict"),
     "--serving-gpus 5 --gpus 4": ("serving_gpus = 5", "gpus = 4"),
+    "--policy separate --serving-gpus 1 --policy-option serving_gpus=2": ("serving_gpus = 1", "= 2; give one of them"),
     "--serving-gpus 1": ("serving_gpus = 1", "only by the policy 'separate'", "'hybrid'", "--baselines"),
     "--policy separate --policy-option serving_gpus=5": ("serving_gpus must be 1 .. 2, not 5",),
     "--policy-option threshold": ("'threshold'", "NAME=VALUE"),
