@@ -47,6 +47,8 @@ BAD_OPTIONS = {
     "--no-prefill --prefill-gpus 2": ("--no-prefill", "--prefill-gpus 2", "contradict"),
     "--serving-gpus 5 --gpus 4": ("serving_gpus = 5", "gpus = 4"),
     "--policy separate --serving-gpus 1 --policy-option serving_gpus=2": ("serving_gpus = 1", "= 2; give one of them"),
+    "--runtime-gb 1e300": ("runtime_gb = 1e+300", "less than or equal to 10000"),
+    "--rate-scale 1e308": ("rate_scale = 1e+308", "less than or equal to"),
     "--serving-gpus 1": ("serving_gpus = 1", "only by the policy 'separate'", "'hybrid'", "--baselines"),
     "--policy separate --policy-option serving_gpus=5": ("serving_gpus must be 1 .. 2, not 5",),
     "--policy-option threshold": ("'threshold'", "NAME=VALUE"),
