@@ -36,9 +36,8 @@ class DecisionLogWriter:
         self._file.close("", complete=kind is None)
 
 
-def _unwritable(path: Path, reason: str | None) -> LogError:
-    told = "it is a folder; expected the name of a file" if reason is None else reason
-    return LogError(f"cannot write the decision log {path}: {told}")
+def _unwritable(path: Path, error: OSError) -> LogError:
+    return LogError(f"cannot write the decision log {path}: {error.strerror}")
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], Iterator[str]]:

@@ -125,8 +125,8 @@ class PerfettoWriter:
         self._file.close("\n]}\n", complete=kind is None)
 
 
-def _unwritable(path: Path, reason: str | None) -> ConfigError:
-    told = "it is a folder; expected the name of a file" if reason is None else f"cannot write there ({reason})"
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    told = error.strerror if isinstance(error, IsADirectoryError) else f"cannot write there ({error.strerror})"
     return ConfigError(f"--perfetto {path}: {told}")
 
 

@@ -13,24 +13,22 @@ from traces.writing import replaceable
 class UnfinishedFile:
     """Text beside ``path`` (or what it links to) under another name, until `close` says that it is complete."""
 
-    def __init__(self, path: Path, fault: Callable[[str | None], HarliError]) -> None:
-        """Open it; ``fault`` makes the error to raise from what the system says, or from `None` where a folder is."""
-        if path.is_dir():
-            raise fault(None)
+    def __init__(self, path: Path, fault: Callable[[OSError], HarliError]) -> None:
+        """Open it; ``fault`` makes the error to raise from what the system says."""
         self._fault = fault
         try:
             self._path = replaceable(path)
             self._partial = self._path.with_name(self._path.name + ".partial")
             self._file = self._partial.open("w", encoding="utf-8", newline="\n")
         except OSError as error:
-            raise fault(error.strerror) from None
+            raise fault(error) from None
 
     def write(self, text: str) -> None:
         """Append ``text``; raises what ``fault`` makes when the disk does not take it."""
         try:
             self._file.write(text)
         except OSError as error:
-            raise self._fault(error.strerror) from None
+            raise self._fault(error) from None
 
     def close(self, ending: str, *, complete: bool) -> None:
         """Append ``ending`` and name the complete file, or remove the partial one."""
@@ -43,6 +41,6 @@ class UnfinishedFile:
                 self._partial.replace(self._path)
         except OSError as error:
             if complete:
-                raise self._fault(error.strerror) from None
+                raise self._fault(error) from None
         finally:
             self._partial.unlink(missing_ok=True)

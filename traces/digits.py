@@ -47,15 +47,21 @@ def read_whole(buffer: NDArray[np.uint8], spans: Spans, least: int = 1) -> tuple
     return values, good & (widths >= 1) & (widths <= MAX_DIGITS) & (values >= least)
 
 
+def _unreadable(value: bytes, right: str) -> str | None:
+    """What is wrong with a field that shows no text at all, or none that can be read; `None` where there is some."""
+    if not value:
+        return f"the field is empty; {right}"
+    fault = text_fault(value)
+    return None if fault is None else f"{quoted(value)} {fault}; {right}"
+
+
 def whole_fault(value: bytes, least: int = 1) -> str | None:
     """Say why a field is not what `read_whole` accepts; `None` where it is."""
     right = f"expected a whole number from {least} to {10**MAX_DIGITS - 1}"
-    if not value:
-        return f"the field is empty; {right}"
-    shown = quoted(value)
-    unreadable = text_fault(value)
+    unreadable = _unreadable(value, right)
     if unreadable is not None:
-        return f"{shown} {unreadable}; {right}"
+        return unreadable
+    shown = quoted(value)
     if _WHOLE.fullmatch(value):
         if value.startswith(b"-") or (least and not value.strip(b"0")):
             return f"{shown} is {'not positive' if least else 'negative'}; {right}"
@@ -113,12 +119,10 @@ def _chunks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 def seconds_fault(value: bytes) -> str | None:
     """Say why a field is not what `read_seconds` accepts; `None` where it is."""
     right = f"expected a time from 0 to under {MAX_SECONDS:.0e} s"
-    if not value:
-        return f"the field is empty; {right}"
-    shown = quoted(value)
-    unreadable = text_fault(value)
+    unreadable = _unreadable(value, right)
     if unreadable is not None:
-        return f"{shown} {unreadable}; {right}"
+        return unreadable
+    shown = quoted(value)
     if len(value) <= _LONGEST_BYTES and _UNSIGNED.fullmatch(value):
         return None if float(value) < MAX_SECONDS else f"{shown} is too large; {right}"
     if _NOT_FINITE.fullmatch(value):

@@ -44,8 +44,6 @@ def check_ending(path: Path) -> None:
 def write_trace(path: Path, trace: RequestTrace) -> None:
     """Replace ``path`` in one step; raises `ConfigError` where that cannot be done. Reading it gives an equal trace."""
     check_ending(path)
-    if path.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a folder; expected the name of a file")
     partial: Path | None = None
     try:
         path = replaceable(path)

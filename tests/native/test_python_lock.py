@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from tests.native.programs import passes
+
+PROGRAM = """
+import threading, time
+from backends.cuda._native import HostDriver, PagePool, TensorSpace
+driver = HostDriver(4096)
+{setup}
+driver.stall("{stalled}")
+busy = threading.Thread(target=lambda: {busy})
+busy.start()
+while not driver.stalled:
+    time.sleep(0.001)
+waiting = threading.Thread(target=lambda: {call})
+waiting.start()
+for _ in range(20):
+    time.sleep(0.005)
+assert waiting.is_alive()  # it does wait
+driver.go_on()
+busy.join()
+waiting.join()
+"""
+
+
+def waits_and_lets_go_on(setup: str, stalled: str, busy: str, call: str, timeout_s: float = 60) -> None:
+    """While ``busy`` is in the ``stalled`` driver call, ``call`` waits for it and this thread goes on, or it hangs."""
+    passes(PROGRAM.format(setup=dedent(setup), stalled=stalled, busy=busy, call=call), timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -27,11 +54,8 @@ from tests.native.programs import passes
 )
 def test_waiting_for_the_pool_lets_others_run(call: str) -> None:
     """While one thread is in a driver call and another waits for the pool, a third goes on; otherwise this hangs."""
-    passes(
+    waits_and_lets_go_on(
         f"""
-        import threading, time
-        from backends.cuda._native import HostDriver, PagePool, TensorSpace
-        driver = HostDriver(4096)
         pool = PagePool(driver, 5, 2, 8192, True)
         pool.commit_row(0), pool.commit_row(1), pool.commit_row(3)
         pool.lend_row(1), pool.lend_row(3)
@@ -39,20 +63,10 @@ def test_waiting_for_the_pool_lets_others_run(call: str) -> None:
         space.add_row(1), space.close_row(1)
         if "add_row" in {call!r}:
             pool.lend_row(0)
-        driver.stall("create")
-        busy = threading.Thread(target=lambda: pool.commit_row(2))
-        busy.start()
-        while not driver.stalled:
-            time.sleep(0.001)
-        waiting = threading.Thread(target=lambda: {call})
-        waiting.start()
-        for _ in range(20):
-            time.sleep(0.005)
-        assert waiting.is_alive()  # it does wait
-        driver.go_on()
-        busy.join()
-        waiting.join()
-        """
+        """,
+        "create",
+        "pool.commit_row(2)",
+        call,
     )
 
 
@@ -79,31 +93,18 @@ def test_waiting_for_the_pool_lets_others_run(call: str) -> None:
 )
 def test_waiting_for_the_space_lets_others_run(call: str) -> None:
     """The same while a scrub, with the space's own mutex, is in a driver call: not even the short calls keep the lock."""
-    passes(
-        f"""
-        import threading, time
-        from backends.cuda._native import HostDriver, PagePool, TensorSpace
-        driver = HostDriver(4096)
+    waits_and_lets_go_on(
+        """
         pool = PagePool(driver, 2, 1, 8192, True)
         space = TensorSpace(pool)
         for row in range(2):
             pool.commit_row(row), pool.lend_row(row), space.add_row(row)
         at = space.allocate(100)
         empty = space.rows_empty()[0]
-        driver.stall("fill")
-        busy = threading.Thread(target=lambda: space.scrub_row(empty, 0, 0))
-        busy.start()
-        while not driver.stalled:
-            time.sleep(0.001)
-        waiting = threading.Thread(target=lambda: {call})
-        waiting.start()
-        for _ in range(20):
-            time.sleep(0.005)
-        assert waiting.is_alive()  # it does wait
-        driver.go_on()
-        busy.join()
-        waiting.join()
         """,
+        "fill",
+        "space.scrub_row(empty, 0, 0)",
+        call,
         timeout_s=20,
     )
 
