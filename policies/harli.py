@@ -5,6 +5,7 @@ from __future__ import annotations
 from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
+from harli_core.qos.pacing import spent_ms
 from harli_core.qos.roomy_hold import RoomyHold
 from harli_core.qos.rows import rows_for
 from harli_core.qos.split_choice import closest_below
@@ -40,8 +41,9 @@ class Harli:
         if choice is None:
             predicted_ms = self._monitor.expect(WHOLE_CHIP, view.batch, view.kv_tokens, finetuning=False)
             return first_job_plan(view, rows, hold, capabilities.total_sms, 0, 0.0, predicted_ms)
-        predicted_ms = self._monitor.expect(choice, view.batch, view.kv_tokens, finetuning=True)
         split = capabilities.splits[choice]
+        gone_ms = spent_ms(view, capabilities.total_sms - split.decode_sms)
+        predicted_ms = self._monitor.expect(choice, view.batch, view.kv_tokens, finetuning=True, spent_ms=gone_ms)
         return first_job_plan(view, rows, hold, split.decode_sms, split.finetune_sms, 0.0, predicted_ms)
 
     def observe(self, result: StepResult) -> None:

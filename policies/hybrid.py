@@ -5,7 +5,7 @@ from __future__ import annotations
 from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
-from harli_core.qos.pacing import Pace, pace
+from harli_core.qos.pacing import Pace, pace, spent_ms
 from harli_core.qos.roomy_hold import RoomyHold
 from harli_core.qos.rows import rows_for
 from harli_core.types import Hold, StepPlan, StepResult, StepView
@@ -53,13 +53,16 @@ class Hybrid:
         hold, best = self._held_pace(view)
         choice = WHOLE_CHIP if best is None else best.choice
         decode_sms, finetune_sms = self._partitions(choice)
-        spent_ms = self._spent_ms(view, decode_sms)
-        decode_ms = self._monitor.expect(choice, view.batch, view.kv_tokens, finetuning=best is not None)
+        gone_ms = self._spent_ms(view, decode_sms)
+        turn_ms = 0.0 if best is None else best.turn_ms
+        decode_ms = self._monitor.expect(
+            choice, view.batch, view.kv_tokens, finetuning=best is not None, turn_ms=turn_ms, spent_ms=gone_ms
+        )
         if best is None:
-            return first_job_plan(view, rows, hold, total_sms, 0, 0.0, spent_ms + decode_ms)
+            return first_job_plan(view, rows, hold, total_sms, 0, 0.0, gone_ms + decode_ms)
         self._last = choice
-        predicted_ms = spent_ms + best.turn_ms + decode_ms
-        return first_job_plan(view, rows, hold, decode_sms, finetune_sms, best.turn_ms, predicted_ms)
+        predicted_ms = gone_ms + turn_ms + decode_ms
+        return first_job_plan(view, rows, hold, decode_sms, finetune_sms, turn_ms, predicted_ms)
 
     def observe(self, result: StepResult) -> None:
         """Feed the residuals and the guard."""
@@ -90,9 +93,8 @@ class Hybrid:
         return split.decode_sms, split.finetune_sms
 
     def _spent_ms(self, view: StepView, decode_sms: int) -> float:
-        """What of the coming step's latency is gone before its turn: waiting, and units still running on decode's SMs."""
-        free_sms = self._context.capabilities.total_sms - decode_sms
-        return view.elapsed_ms + sum([job.in_flight_ms for job in view.jobs if job.in_flight_sms > free_sms])
+        """See `pacing.spent_ms`."""
+        return spent_ms(view, self._context.capabilities.total_sms - decode_sms)
 
     def _best(self, view: StepView, room: RoomyHold) -> Pace | None:
         heaviest = self._context.predictor.predict(room.batch, room.kv_tokens)

@@ -25,6 +25,7 @@ import traces  # noqa: F401
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of other packages' folders
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backends.cuda.serving import sglang_version
 from backends.cuda.serving.instance import Instance
@@ -52,6 +53,9 @@ from harli_core.summary import distribution
 LEAST_STEPS = 3
 """Optimizer steps that a rate is made of, at least."""
 
+WORST = 20
+"""The longest steps of a cell are kept one by one."""
+
 
 def measured(
     instance: Instance,
@@ -74,6 +78,7 @@ def measured(
     else:
         late = np.zeros(0, dtype=bool)
     batch = np.repeat(steps.span_column("batch"), counts)[late]
+    launch_ms = np.asarray(serving.launch_delay_ms)
     window_s = duration_s - warm_up_s
     found: dict[str, Any] = {
         "duration_s": duration_s,
@@ -93,13 +98,32 @@ def measured(
             "preemptions": int(book.preemptions.sum()),
         },
         "decide_ms": distribution(np.asarray(serving.decide_ms)) if serving.decide_ms else None,
-        "launch_ms": distribution(np.asarray(serving.launch_delay_ms)) if serving.launch_delay_ms else None,
+        "decide_us_per_step": 1e3 * sum(serving.decide_ms) / max(1, len(latency_ms)),
+        "launch_ms": distribution(launch_ms) if len(launch_ms) else None,
+        "worst_steps": worst(steps, launch_ms, late) if late.any() else [],
         "rows_lent": float(np.mean(steps.span_column("rows_lent"))) if counts.size else None,
     }
     job = serving.job
     if job is not None:
         found["finetune"] = finetune_rate(instance, job, serving, warm_up_s)
     return found
+
+
+def worst(steps: StepBook, launch_ms: NDArray[np.float64], late: NDArray[np.bool_]) -> list[dict[str, float]]:
+    """The longest steps of the window: what each was made of, in ms; ``budget``: the turn that its plan allowed."""
+    columns: dict[str, NDArray[Any]] = {
+        "latency": np.frombuffer(steps.latency_ms),
+        "decode": np.frombuffer(steps.decode_ms),
+        "turn": np.frombuffer(steps.turn_ms),
+        "launch": launch_ms,
+        "budget": steps.spread("turn_budget_ms"),
+        "batch": steps.spread("batch"),
+        "joined": steps.spread("joined"),
+        "decode_sms": steps.spread("decode_sms"),
+    }
+    chosen = np.flatnonzero(late)
+    chosen = chosen[np.argsort(columns["latency"][chosen])[::-1][:WORST]]
+    return [{name: round(float(values[at]), 3) for name, values in columns.items()} for at in chosen]
 
 
 def finetune_rate(instance: Instance, job: Any, serving: Any, warm_up_s: float) -> dict[str, Any]:
@@ -115,7 +139,7 @@ def finetune_rate(instance: Instance, job: Any, serving: Any, warm_up_s: float) 
         "window_layers": job.memory.window_layers,
         "loss": state.loss if state is not None else None,
         "failure": job.pump.failure,
-        "unit_launch_ms_longest": job.pump.launch_ms_longest,
+        "unit_launch_ms_longest": dict(job.pump.launch_ms_longest),
         "rows_lent_total": job.memory.lent_total,
         "rows_reclaimed_total": job.memory.reclaimed_total,
         "reclaim_ms": distribution(np.asarray(job.memory.reclaim_ms)) if job.memory.reclaim_ms else None,
@@ -167,6 +191,7 @@ class Cells:
             limits = LoopLimits(options.max_batch, seconds)
             if instance.job is not None:
                 instance.job.pump.progress.clear()
+                instance.job.pump.launch_ms_longest.clear()
             serving, steps = instance.serve(made, book, iter(load.specs()), load.prompt, self.qos_ms, limits)
             with instance.on_stream():
                 duration_s = serving.run()

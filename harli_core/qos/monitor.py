@@ -25,29 +25,52 @@ class LatencyMonitor:
         self._alone = ResidualRing(profile.tail.solo, quantile, window_steps)
         self._choice = WHOLE_CHIP
         self._finetuning = False
+        self._turn_ms = self._spent_ms = 0.0
 
     def ring(self, choice: int) -> ResidualRing:
         """The residuals of a choice."""
         return self._alone if choice == WHOLE_CHIP else self._shared[choice]
 
-    def expect(self, choice: int, batch: int, kv_tokens: int, finetuning: bool) -> float:
-        """Remember what the coming steps of ``choice`` are; returns the first one's corrected decode latency."""
+    def expect(
+        self,
+        choice: int,
+        batch: int,
+        kv_tokens: int,
+        finetuning: bool,
+        turn_ms: float = 0.0,
+        spent_ms: float = 0.0,
+    ) -> float:
+        """Remember what the coming steps of ``choice`` are; returns the first one's corrected decode latency.
+
+        Each begins with a turn of ``turn_ms``; of the first one ``spent_ms`` are gone before it.
+        """
         self._choice = choice
         self._finetuning = finetuning
+        self._turn_ms, self._spent_ms = turn_ms, spent_ms
         fixed_ms, token_ms = self._line(batch)
         return (fixed_ms + token_ms * kv_tokens) * self.ring(choice).centre
 
     def observe(self, result: StepResult) -> None:
         """Add the ratios of measured to predicted decode latency, and show the latencies to the guard.
 
+        What a step took beyond decoding and its turn counts as decoding: a real host needs time for launches and results.
         Predictions are lines in the KV tokens, which grow by the batch in every step.
         """
         if not result.decode_ms:
             return
         fixed_ms, token_ms = self._line(result.batch)
         predicted_ms, growth_ms = fixed_ms + token_ms * result.kv_tokens, token_ms * result.batch
+        spent_ms, self._spent_ms = self._spent_ms, 0.0
+        beyond_ms = [
+            latency_ms - max(self._turn_ms, turn_ms)
+            for latency_ms, turn_ms in zip(result.latency_ms, result.turn_ms, strict=True)
+        ]
+        beyond_ms[0] -= spent_ms
         self.ring(self._choice).add(
-            [decode_ms / (predicted_ms + growth_ms * step) for step, decode_ms in enumerate(result.decode_ms)]
+            [
+                max(measured_ms) / (predicted_ms + growth_ms * step)
+                for step, measured_ms in enumerate(zip(result.decode_ms, beyond_ms, strict=True))
+            ]
         )
         self.guard.observe(result.latency_ms, self._finetuning)
 

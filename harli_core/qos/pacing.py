@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harli_core.types import StepView
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -31,3 +33,11 @@ def pace(
         return None
     work = turn_ms * alone_rate + expected_ms * beside_rate
     return Pace(choice, turn_ms, work / (turn_ms + expected_ms))
+
+
+def spent_ms(view: StepView, free_sms: int) -> float:
+    """What of the coming step's latency is gone before its turn: waiting, and units still running on decode's SMs.
+
+    Units on at most ``free_sms`` SMs are in nobody's way.
+    """
+    return view.elapsed_ms + sum([job.in_flight_ms for job in view.jobs if job.in_flight_sms > free_sms])

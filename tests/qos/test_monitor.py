@@ -58,6 +58,32 @@ def test_residuals_are_of_decode_the_guard_of_the_step(monitor: LatencyMonitor, 
     assert monitor.guard.paused
 
 
+def test_what_the_host_needs_around_decoding_counts_as_decoding(monitor: LatencyMonitor, context_of: Any) -> None:
+    """Steps of a turn of 10 ms, decoding, and another millisecond: that is part of what the next step is expected to take."""
+    decode_ms = predicted_ms(context_of(), 0, 64)
+    monitor.expect(0, 8, 8000, finetuning=True, turn_ms=10.0)
+    monitor.observe(result_of(decode_ms, [10.0 + ms + 1.0 for ms in decode_ms]))
+    assert monitor.ring(0).centre == pytest.approx(1.0 + 1.0 / decode_ms[32], rel=1e-3)
+
+
+def test_a_turn_that_was_not_used_up_hides_nothing_of_decoding(monitor: LatencyMonitor, context_of: Any) -> None:
+    """Decode took as long as it did, however short the step was."""
+    decode_ms = predicted_ms(context_of(), 0, 64)
+    monitor.expect(0, 8, 8000, finetuning=True, turn_ms=30.0)
+    monitor.observe(result_of([1.1 * ms for ms in decode_ms], [1.1 * ms + 2.0 for ms in decode_ms]))
+    assert monitor.ring(0).centre == pytest.approx(1.1, rel=1e-9)
+
+
+def test_what_was_gone_before_the_first_step_is_not_its_own(monitor: LatencyMonitor, context_of: Any) -> None:
+    """Waiting that the policy knew of is no reason to expect more of later steps."""
+    decode_ms = predicted_ms(context_of(), 0, 64)
+    monitor.expect(0, 8, 8000, finetuning=True, turn_ms=5.0, spent_ms=20.0)
+    monitor.observe(
+        result_of(decode_ms, [5.0 + ms + (20.0 if step == 0 else 0.0) for step, ms in enumerate(decode_ms)])
+    )
+    assert monitor.ring(0).bound == pytest.approx(1.0, rel=1e-9)
+
+
 def test_a_pausing_plan_cannot_trip(monitor: LatencyMonitor) -> None:
     """Without finetuning a step over target is decode's own."""
     monitor.expect(WHOLE_CHIP, 8, 8000, finetuning=False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from backends.cuda.serving import serving_loop, turn
 from harli_core.errors import ConfigError
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 from tests.sglang import scenes
@@ -133,6 +134,61 @@ def test_books_of_a_run_add_up(instance: Any, model: tuple[Path, dict[str, Any]]
     firsts = [result.first_step for result in results]
     assert firsts == list(np.cumsum([0, *(len(result.latency_ms) for result in results)])[:-1] + firsts[0])
     assert all(len(result.latency_ms) <= 2 for result in results)
+
+
+class Behind:
+    """Where a decode step goes that is over 15 ms after it began, as on a GPU; units are done when they return."""
+
+    STEP_MS = 15.0
+
+    def __init__(self, instance: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Takes the place of the decoder's stream."""
+        self._timeline = timeline = instance.timeline
+        self._began_ms: float | None = None
+        self.waited = 0
+        monkeypatch.setattr(instance.decoder, "stream", self)
+        monkeypatch.setattr(timeline, "mark", self._mark)
+        monkeypatch.setattr(timeline, "passed", lambda mark: mark <= timeline.now_ms())
+
+    def _mark(self, stream: Any) -> float:
+        """Marks of a step come in twos."""
+        now_ms = float(self._timeline.now_ms())
+        if stream is not self:
+            return now_ms
+        if self._began_ms is None:
+            self._began_ms = now_ms
+            return now_ms
+        self._began_ms, began_ms = None, self._began_ms
+        return float(max(now_ms, began_ms + self.STEP_MS))
+
+    def wait_event(self, _mark: Any) -> None:
+        """Units are over already."""
+        self.waited += 1
+
+
+def test_turns_are_begun_before_the_emission_where_the_plan_goes_on(
+    instance: Any, model: tuple[Path, dict[str, Any]], expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens stay the same, steps are counted as before, and most turns begin while the step before them runs."""
+    instance.add_job(scenes.job_of(model[1], 32))
+    behind = Behind(instance, monkeypatch)
+    begun = []
+
+    def goes_first(*_arguments: Any) -> bool:
+        begun.append(behind)
+        return True
+
+    monkeypatch.setattr(serving_loop, "goes_first", goes_first)
+    monkeypatch.setattr(turn.Lead, "ms", 2.0)
+    given = scenes.prompts(6, 256, 40, seed=4)
+    policy = scenes.Scripted(instance.predictor, [(None, 30.0, 1.0)], finetunes=True, hold=8)
+    served = scenes.serve(instance, policy, given, 24)
+    assert served.tokens == {index: expected(ids, 24) for index, ids in enumerate(given)}
+    assert len(begun) > len(served.steps) // 2
+    assert instance.job.pump.failure is None
+    assert instance.job.pump.launched > len(begun)
+    emitted = int(np.dot(served.steps.span_column("batch"), served.steps.span_steps()))
+    assert emitted + len(given) == int(served.requests.produced_tokens.sum())
 
 
 @dataclass

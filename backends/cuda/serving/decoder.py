@@ -229,6 +229,12 @@ class Decoder:
         assert self._launched is not None, "a step was launched"
         return self._timeline.passed(self._launched.end)
 
+    @property
+    def launched_end(self) -> Any:
+        """The mark behind the step that was launched."""
+        assert self._launched is not None, "a step was launched"
+        return self._launched.end
+
     def finish(self, now_ms: float) -> Finished:
         """Read the tokens of the step that is `done`; finished requests give their slots back."""
         step, self._launched = self._launched, None

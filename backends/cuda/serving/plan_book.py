@@ -16,6 +16,7 @@ from harli_core.types import JobView, StepPlan, StepView
 class PlanBook:
     """What the loop has done since the last emission is noted here: ``turned_ms`` of a turn that ended early, ``turn_done``
     where the step's turn is over, ``prefilled`` and ``awaited`` where prompts or rows took time from the coming step.
+    ``turn_begun``: what is in flight is of the coming step's turn already, so a new plan need not make room for it.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class PlanBook:
         self.step = 0
         self.zero_ms = self.boundary_ms = 0.0
         self.turned_ms = 0.0
-        self.turn_done = self.prefilled = self.awaited = False
+        self.turn_done = self.turn_begun = self.prefilled = self.awaited = False
         self.decide_ms: list[float] = []
         self._decoder = decoder
         self._timeline = timeline
@@ -97,8 +98,13 @@ class PlanBook:
         return span
 
     def _holds(self, held: HeldPlan, span: Span | None) -> bool:
-        """Whether the plan is still good: for the batch that it has (``span``), or for another one."""
+        """Whether the plan is still good: for the batch that it has (``span``), or for another one.
+
+        Time that prompts took from the coming step is nothing that it knew of.
+        """
         hold = held.plan.hold
+        if self.prefilled:
+            return False
         if held.plan.jobs and (self._job is None or self._job.pump.over):
             return False
         if span is not None:
@@ -170,13 +176,14 @@ class PlanBook:
         now_ms = self._timeline.now_ms()
         if job is not None:
             unit = job.pump.next_unit()
-            memory, flight = job.memory, job.pump.last
+            memory, flight = job.memory, None if self.turn_begun else job.pump.last
             if unit is not None:
                 jobs = (
                     JobView(
                         job.job_id, unit.kind, job.unit_tokens, memory.rows_held, memory.needs.rows_wanted,
                         memory.needs.rows_floor, memory.window_layers, memory.needs.layers,
-                        flight.sms if flight is not None else 0, job.pump.in_flight_ms(),
+                        flight.sms if flight is not None else 0,
+                        job.pump.in_flight_ms() if flight is not None else 0.0,
                     ),
                 )  # fmt: skip
         batch = len(decoder.running)

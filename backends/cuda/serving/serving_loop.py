@@ -3,8 +3,9 @@
 ::
 
     emission n                                                             emission n+1
-       | results, arrivals, admission | plan | turn: units on all SMs | decode graph on its SMs ........ |
-       |                              |      |                        | units beside it, one at a time   |
+       | results, arrivals, admission | plan |              launch                     |
+       | turn: units on all SMs .............................| decode graph on its SMs |
+       |                                                     | units beside it         |
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from backends.cuda.serving.decoder import Decoder, Finished, Served
 from backends.cuda.serving.hosted_job import Job
 from backends.cuda.serving.partitions import Partitions
 from backends.cuda.serving.plan_book import PlanBook
-from backends.cuda.serving.recorder import Recorder, Span
+from backends.cuda.serving.recorder import HeldPlan, Recorder, Span
 from backends.cuda.serving.timeline import Timeline
+from backends.cuda.serving.turn import Lead, Turn, goes_first
+from backends.cuda.serving.unit_pump import Behind, UnitPump
 from harli_core.errors import AuditError, ConfigError
 from harli_core.loop import DecisionLoop
 from harli_core.requests import RequestSpec
@@ -75,6 +78,9 @@ class ServingLoop:
         self._done = 0
         self._joined: list[Served] = []
         self._gap_from_ms: dict[int, float] = {}
+        self._lead = Lead()
+        self._turn: Turn | None = None  # the coming step's, where it was begun ahead of the emission
+        self._decode_ms: dict[int, float] = {}  # the last decode graph on so many SMs
 
     @property
     def decide_ms(self) -> list[float]:
@@ -166,6 +172,7 @@ class ServingLoop:
 
     def _idle(self) -> None:
         """Nothing to decode: finetuning has what the plan gives it until a request arrives."""
+        self._drop_turn()
         view, plan = self.plans.idle_plan()
         sms = sum(part.sms for part in plan.jobs)
         start_ms = self._timeline.now_ms()
@@ -187,6 +194,7 @@ class ServingLoop:
 
     def _make_room(self) -> None:
         """Requests wait before an empty batch: ask for rows, and wait for their fences."""
+        self._drop_turn()
         self.plans.end()
         self.plans.awaited = True
         if self.job is None:
@@ -210,15 +218,17 @@ class ServingLoop:
         pump = job.pump if job is not None and plan.jobs and job.pump.running else None
         units_before = pump.launched if pump is not None else 0
         busy_before = pump is not None and pump.last is not None
-        marks = None
+        turn = self._turn
+        self._drop_turn()
         if pump is not None and held.turn_budget_ms and not self.plans.turn_done:
-            start_ms = self._timeline.now_ms()
+            turn = turn or Turn(pump, self._timeline)
             # What the host needs between two steps comes off the turn, unless the policy knew of it.
-            spent_ms = max(0.0, start_ms - self.plans.boundary_ms - held.elapsed_ms)
-            marks = pump.turn(max(0.0, held.turn_budget_ms - spent_ms), self._arrival_ends_plan)
+            until_ms = self.plans.boundary_ms + held.elapsed_ms + held.turn_budget_ms
+            while not self._arrival_ends_plan() and not turn.advance(until_ms, self._lead.ms):
+                pass
             if self._arrivals_due() and len(self._decoder.running) < self._limits.max_batch:
                 # They join the step that is yet to be launched: under this plan, whose turn is over then, or a new one.
-                self.plans.turned_ms += self._timeline.now_ms() - start_ms
+                self.plans.turned_ms += self._timeline.now_ms() - max(self.plans.boundary_ms, turn.begun_ms)
                 if self._arrival_ends_plan():
                     self.plans.end()
                 else:
@@ -229,23 +239,72 @@ class ServingLoop:
         if not self._decoder.launch(self._partitions.group(plan.decode_sms)):
             self.plans.end()
             return
-        self.launch_delay_ms.append(self._timeline.now_ms() - ready_ms)
-        finetune_sms = held.finetune_sms
-        limit_ms = plan.hold.max_step_ms
-        while True:
-            late = limit_ms is not None and self._timeline.now_ms() - self.plans.boundary_ms > limit_ms
-            if pump is not None and finetune_sms and not late:
-                pump.keep_busy(finetune_sms)
-            if self._decoder.done():
-                break
+        launch_ms = self._timeline.now_ms() - ready_ms
+        self.launch_delay_ms.append(launch_ms)
+        self._lead.add(launch_ms)
+        self._beside(held, pump, self._due_ms(plan, ready_ms))
         now_ms = self._timeline.now_ms()
         step = self._decoder.finish(now_ms)
+        if pump is not None and self._turn is not None:
+            self._turn.advance(now_ms + held.turn_budget_ms, self._lead.ms)
+        self._decode_ms[plan.decode_sms] = step.decode_ms
+        marks = turn.marks if turn is not None else None
         turn_ms = self.plans.turned_ms
         if marks is not None:
             turn_ms += self._timeline.between_ms(*marks) if self._timeline.passed(marks[1]) else 0.0
         self.plans.turned_ms, self.plans.turn_done = 0.0, False
         finetuned = busy_before or (pump is not None and pump.launched > units_before)
         self._emitted(span, step, now_ms, turn_ms, finetuned=finetuned)
+
+    def _beside(self, held: HeldPlan, pump: UnitPump | None, due_ms: float | None) -> None:
+        """Until the step is over: units beside it, then the first ones of the next turn, behind it."""
+        finetune_sms, limit_ms = held.finetune_sms, held.plan.hold.max_step_ms
+        while True:
+            now_ms = self._timeline.now_ms()
+            late = limit_ms is not None and now_ms - self.plans.boundary_ms > limit_ms
+            if pump is not None and not late:
+                if due_ms is not None and self._turn is None:
+                    self._begin_turn(held, pump, due_ms)
+                if due_ms is not None and self._turn is not None:
+                    self._advance_behind(held, self._turn, due_ms)
+                elif finetune_sms:
+                    pump.keep_busy(finetune_sms, due_ms if due_ms is not None and due_ms > now_ms else None)
+            if self._decoder.done():
+                return
+
+    def _begin_turn(self, held: HeldPlan, pump: UnitPump, due_ms: float) -> None:
+        """Begin the next step's turn before this one is over, if that is sure to come and it is time for it."""
+        left_ms, lead_ms = due_ms - self._timeline.now_ms(), self._lead.ms
+        goes_on = held.steps_left > 1 and not self._decoder.waiting and not self._arrivals_due()
+        if not goes_on or left_ms > lead_ms or held.turn_budget_ms < 2.0 * lead_ms:
+            return
+        if goes_first(pump, held.finetune_sms, self._behind(due_ms)):
+            self._turn = Turn(pump, self._timeline)
+            self.plans.turn_begun = True
+
+    def _advance_behind(self, held: HeldPlan, turn: Turn, due_ms: float) -> None:
+        behind = self._behind(due_ms)
+        lead_ms = behind.due_ms - self._timeline.now_ms() + self._lead.ms
+        turn.advance(behind.due_ms + held.turn_budget_ms, lead_ms, behind, due_ms)
+
+    def _behind(self, due_ms: float) -> Behind:
+        """Behind the step that was launched, which is over at ``due_ms`` or, if that has passed, any time now."""
+        return Behind(self._decoder.launched_end, max(self._timeline.now_ms(), due_ms))
+
+    def _due_ms(self, plan: StepPlan, ready_ms: float) -> float | None:
+        """When the step launched at ``ready_ms`` should be over; `None`: nothing is known, or on a CPU, where it is over."""
+        decode_ms = self._decode_ms.get(plan.decode_sms)
+        if decode_ms is None or self._decoder.stream is None:
+            return None
+        flight = self.job.pump.last if self.job is not None else None
+        if flight is None or flight.sms + plan.decode_sms <= self._partitions.total_sms:
+            return ready_ms + decode_ms
+        return max(ready_ms, flight.due_ms) + decode_ms
+
+    def _drop_turn(self) -> None:
+        """Whatever of it is in flight runs out."""
+        self._turn = None
+        self.plans.turn_begun = False
 
     def _emitted(self, span: Span, step: Finished, now_ms: float, turn_ms: float, *, finetuned: bool) -> None:
         plans = self.plans

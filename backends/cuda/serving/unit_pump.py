@@ -19,6 +19,9 @@ LEAD_MS = 0.4
 LEARNING = 0.2
 """Weight of the latest unit in the running ratio of measured to predicted duration."""
 
+FORGETTING = 0.95
+"""The longest launch of a kind of unit counts so much less with each later one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -30,6 +33,14 @@ class Flight:
     due_ms: float
     begin: Any
     end: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Work of another stream that units wait for, on the GPU: the mark after it, and when it should have passed."""
+
+    end: Any
+    due_ms: float
 
 
 class UnitPump:
@@ -52,13 +63,14 @@ class UnitPump:
         self.finished = False
         self.launched = 0
         self.progress: list[tuple[float, int]] = []  # (host ms, training tokens) at each optimizer step enqueued
-        self.launch_ms_longest = 0.0
+        self.launch_ms_longest: dict[UnitKind, float] = {}
+        self.total_sms = partitions.total_sms
+        self._launch_ms: dict[UnitKind, float] = {}
         self._partitions = partitions
         self._timeline = timeline
         self._unit_ms = unit_ms
         self._flights: deque[Flight] = deque()
         self._ratio: dict[tuple[UnitKind, int], float] = {}
-        self._last_end: Any = None
         self._watched: list[tuple[UnitKind, float]] | None = None
 
     @property
@@ -114,39 +126,32 @@ class UnitPump:
         tokens = self.work.unit_tokens(unit) or 1
         return self._unit_ms(unit.kind, tokens, sms) * self._ratio.get((unit.kind, sms), 1.0)
 
-    def keep_busy(self, sms: int) -> bool:
-        """Launch the next unit on ``sms`` SMs if the one in flight is about to end; says whether it did."""
-        self.poll()
-        if self.in_flight_ms() > LEAD_MS or len(self._flights) > 1:
-            return False
-        unit = self._ready_unit()
-        return unit is not None and self._launch(unit, sms)
+    def keep_busy(self, sms: int, free_ms: float | None = None) -> bool:
+        """Launch the next unit on ``sms`` SMs if the one in flight is about to end; says whether it did.
 
-    def turn(self, budget_ms: float, interrupted: Callable[[], bool]) -> tuple[Any, Any] | None:
-        """Whole units on the whole chip, as many as fit into ``budget_ms``, until ``interrupted()``.
-
-        Returns the marks around them, `None` where none fitted. The last one may still run.
+        The host must be free again at ``free_ms``: a unit that takes longer to launch is left for later.
         """
-        sms = self._partitions.total_sms
-        start_ms = self._timeline.now_ms()
-        first: Flight | None = None
-        while not interrupted():
-            self.poll()
-            spent_ms = self._timeline.now_ms() - start_ms
-            unit = self._ready_unit()
-            if unit is None:
-                if not self.running or spent_ms >= budget_ms:
-                    break
-                continue
-            ahead_ms = self.in_flight_ms()
-            if spent_ms + ahead_ms + self.expected_ms(unit, sms) > budget_ms:
-                break
-            if ahead_ms > LEAD_MS or len(self._flights) > 1:
-                continue
-            if not self._launch(unit, sms):
-                break
-            first = first or self._flights[-1]
-        return None if first is None or self._last_end is None else (first.begin, self._last_end)
+        if not self.wants_more(LEAD_MS):
+            return False
+        unit = self.ready_unit()
+        return unit is not None and self.launched_by(unit, free_ms) and self.launch(unit, sms)
+
+    def wants_more(self, lead_ms: float) -> bool:
+        """Whether what is in flight lasts for less than ``lead_ms``; never while two units are overdue."""
+        self.poll()
+        ahead_ms = self.in_flight_ms()
+        return ahead_ms <= lead_ms and (ahead_ms > 0.0 or len(self._flights) < 2)
+
+    def launched_by(self, unit: Unit, free_ms: float | None) -> bool:
+        """Whether the host should have launched ``unit`` by ``free_ms`` if it began now."""
+        return free_ms is None or self._timeline.now_ms() + self._launch_ms.get(unit.kind, 0.0) <= free_ms
+
+    def ends_ms(self, unit: Unit, sms: int, behind: Behind | None = None) -> float:
+        """When ``unit`` should end on ``sms`` SMs, launched now: behind what is in flight, and ``behind``."""
+        start_ms = max(self._timeline.now_ms(), self._flights[-1].due_ms if self._flights else 0.0)
+        if behind is not None:
+            start_ms = max(start_ms, behind.due_ms)
+        return start_ms + self.expected_ms(unit, sms)
 
     def watch(self) -> None:
         """Begin to keep how long units take."""
@@ -167,7 +172,7 @@ class UnitPump:
         self.poll()
         return not self._flights
 
-    def _ready_unit(self) -> Unit | None:
+    def ready_unit(self) -> Unit | None:
         """The next unit, if its frozen layer is there."""
         unit = self.next_unit()
         if unit is None:
@@ -179,22 +184,28 @@ class UnitPump:
             self.stop(f"{type(error).__name__}: {error}")
             return None
 
-    def _launch(self, unit: Unit, sms: int) -> bool:
+    def launch(self, unit: Unit, sms: int, behind: Behind | None = None) -> bool:
+        """Enqueue `ready_unit` on ``sms`` SMs; `False`: the job failed."""
         assert self.work is not None
         stream = self._partitions.finetune_stream(sms)
-        expected_ms = self.expected_ms(unit, sms)
-        start_ms = max(self._timeline.now_ms(), self._flights[-1].due_ms if self._flights else 0.0)
-        begin = self._timeline.mark(stream)
+        expected_ms, due_ms = self.expected_ms(unit, sms), self.ends_ms(unit, sms, behind)
         before_ms = self._timeline.now_ms()
+        if stream is not None:
+            if self._flights and self._flights[-1].sms != sms:
+                stream.wait_event(self._flights[-1].end)  # as the job does; so that ``begin`` is after it too
+            if behind is not None:
+                stream.wait_event(behind.end)
+        begin = self._timeline.mark(stream)
         try:
             self.work.run(unit, stream)
         except Exception as error:  # whatever it is, serving goes on
             self.stop(f"unit {unit.kind} of layer {unit.layer} failed: {type(error).__name__}: {error}")
             return False
-        self.launch_ms_longest = max(self.launch_ms_longest, self._timeline.now_ms() - before_ms)
         end = self._timeline.mark(stream)
-        self._flights.append(Flight(unit.kind, sms, expected_ms, start_ms + expected_ms, begin, end))
-        self._last_end = end
+        took_ms = self._timeline.now_ms() - before_ms
+        self.launch_ms_longest[unit.kind] = max(took_ms, self.launch_ms_longest.get(unit.kind, 0.0))
+        self._launch_ms[unit.kind] = max(took_ms, FORGETTING * self._launch_ms.get(unit.kind, 0.0))
+        self._flights.append(Flight(unit.kind, sms, expected_ms, due_ms, begin, end))
         self.launched += 1
         tokens = self.work.state.tokens
         if not self.progress or tokens != self.progress[-1][1]:

@@ -1,0 +1,120 @@
+"""A GPU of arithmetic: streams run what they were given one after the other, and launches take the host some time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from harli_core.types import UnitKind
+from harli_core.units import Unit
+
+
+@dataclass
+class Mark:
+    """Everything before it is done at ``at_ms``."""
+
+    at_ms: float
+
+
+@dataclass
+class Stream:
+    """Busy until ``tail_ms``."""
+
+    gpu: SoftwareGpu
+    tail_ms: float = 0.0
+
+    def wait_event(self, mark: Mark) -> None:
+        """What comes now begins after ``mark``."""
+        self.tail_ms = max(self.tail_ms, mark.at_ms)
+
+    def run(self, took_ms: float) -> tuple[float, float]:
+        """Enqueue work; returns when it begins and ends."""
+        begin_ms = max(self.tail_ms, self.gpu.now)
+        self.tail_ms = begin_ms + took_ms
+        return begin_ms, self.tail_ms
+
+
+class SoftwareGpu:
+    """A `Timeline` whose host clock only moves when somebody works."""
+
+    def __init__(self) -> None:
+        """At 0."""
+        self.now = 0.0
+
+    def now_ms(self) -> float:
+        """See `Timeline`; looking at the clock takes a microsecond."""
+        self.now += 0.001
+        return self.now
+
+    def mark(self, stream: Stream) -> Mark:
+        """See `Timeline`."""
+        return Mark(max(stream.tail_ms, self.now))
+
+    def passed(self, mark: Mark) -> bool:
+        """See `Timeline`."""
+        return mark.at_ms <= self.now
+
+    def between_ms(self, first: Mark, last: Mark) -> float:
+        """See `Timeline`."""
+        return last.at_ms - first.at_ms
+
+
+@dataclass
+class Streams:
+    """`Partitions` as a pump sees them."""
+
+    gpu: SoftwareGpu
+    total_sms: int = 132
+    _of: dict[int, Stream] = field(default_factory=dict)
+
+    def finetune_stream(self, sms: int) -> Stream:
+        """One a partition."""
+        return self._of.setdefault(sms, Stream(self.gpu))
+
+    def sms_of(self, stream: Stream) -> int:
+        """How many it has."""
+        return next(sms for sms, other in self._of.items() if other is stream)
+
+
+class UnitWork:
+    """Units without end, of given kinds in turn; as long as ``unit_ms`` says, ``launch_ms`` of the host each."""
+
+    def __init__(self, gpu: SoftwareGpu, streams: Streams, kinds: Sequence[UnitKind]) -> None:
+        """None has run."""
+        self.gpu, self.kinds = gpu, kinds
+        self.launch_ms: dict[UnitKind, float] = dict.fromkeys(kinds, 0.1)
+        self.ran: list[tuple[float, float]] = []
+        self._last: Mark | None = None
+        self.streams = streams
+
+    @property
+    def state(self) -> Any:
+        """Nothing is trained."""
+        return SimpleNamespace(tokens=0, status="running", reason=None)
+
+    def next_unit(self) -> Unit:
+        """The next one."""
+        return Unit(self.kinds[len(self.ran) % len(self.kinds)], 0, 0, 1)
+
+    def unit_tokens(self, _unit: Unit) -> int:
+        """The same for all."""
+        return 1024
+
+    def ready(self) -> bool:
+        """Nothing is swapped."""
+        return True
+
+    def run(self, unit: Unit, stream: Stream) -> None:
+        """Enqueue; units of a job wait for one another."""
+        self.gpu.now += self.launch_ms[unit.kind]
+        if self._last is not None:
+            stream.wait_event(self._last)
+        self.ran.append(stream.run(unit_ms(unit.kind, 1024, self.streams.sms_of(stream))))
+        self._last = Mark(stream.tail_ms)
+
+
+def unit_ms(kind: UnitKind, _tokens: int, sms: int) -> float:
+    """Forward 1 ms and backward 2 ms on the whole chip, and in proportion on a part of it."""
+    return {"forward": 1.0, "backward": 2.0}[kind] * 132 / sms

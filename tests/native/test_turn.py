@@ -1,0 +1,133 @@
+"""A turn keeps the GPU busy while the host works, and ends when it must; on streams of arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.cuda.serving.turn import MOST_LEAD_MS, Lead, Turn, goes_first
+from backends.cuda.serving.unit_pump import Behind, UnitPump
+from tests.native.software_gpu import SoftwareGpu, Stream, Streams, UnitWork, unit_ms
+
+LEAD_MS = 2.0
+
+
+@pytest.fixture
+def gpu() -> SoftwareGpu:
+    """A clock at 0."""
+    return SoftwareGpu()
+
+
+@pytest.fixture
+def work(gpu: SoftwareGpu) -> UnitWork:
+    """Forward and backward units in turn."""
+    return UnitWork(gpu, Streams(gpu), ("forward", "backward"))
+
+
+@pytest.fixture
+def pump(gpu: SoftwareGpu, work: UnitWork) -> UnitPump:
+    """Launches them."""
+    return UnitPump(work, work.streams, gpu, unit_ms)  # type: ignore[arg-type]
+
+
+def take_turn(turn: Turn, gpu: SoftwareGpu, until_ms: float) -> None:
+    """As the serving loop does."""
+    while not turn.advance(until_ms, LEAD_MS):
+        gpu.now += 0.01
+
+
+def test_a_turn_ends_in_time_with_less_than_a_unit_to_spare(gpu: SoftwareGpu, work: UnitWork, pump: UnitPump) -> None:
+    """Units that take as long as predicted end by the end of the turn, and the next one would not have."""
+    turn = Turn(pump, gpu)
+    take_turn(turn, gpu, 20.0)
+    ended_ms = work.ran[-1][1]
+    assert ended_ms <= 20.0 < ended_ms + 2.0 + LEAD_MS
+    assert turn.marks is not None
+    assert gpu.between_ms(*turn.marks) == pytest.approx(ended_ms - work.ran[0][0], abs=0.15)  # the first launch
+
+
+def test_a_turn_leaves_the_host_time_to_launch_what_follows(gpu: SoftwareGpu, work: UnitWork, pump: UnitPump) -> None:
+    """When it is over, units run for as long as the lead."""
+    take_turn(Turn(pump, gpu), gpu, 20.0)
+    assert work.ran[-1][1] - gpu.now == pytest.approx(LEAD_MS, abs=0.05)
+
+
+def test_units_begun_ahead_follow_the_decode_graph_at_once(gpu: SoftwareGpu, work: UnitWork, pump: UnitPump) -> None:
+    """The first one begins when the graph ends, and the GPU stays busy while the host reads results for the lead's time."""
+    decode = Stream(gpu)
+    _, due_ms = decode.run(5.0)
+    turn = Turn(pump, gpu)
+    while gpu.now < due_ms:
+        turn.advance(due_ms + 20.0, due_ms - gpu.now + LEAD_MS, Behind(gpu.mark(decode), due_ms), due_ms)
+        gpu.now += 0.01
+    gpu.now += LEAD_MS  # results, admission, a plan
+    take_turn(turn, gpu, due_ms + 20.0)
+    assert work.ran[0][0] == pytest.approx(due_ms)
+    gaps = [later[0] - earlier[1] for earlier, later in zip(work.ran, work.ran[1:], strict=False)]
+    assert gaps == pytest.approx([0.0] * len(gaps), abs=0.02)
+    assert work.ran[-1][1] <= due_ms + 20.0
+
+
+def test_what_is_in_flight_before_the_emission_is_bounded(gpu: SoftwareGpu, work: UnitWork, pump: UnitPump) -> None:
+    """A graph that takes much longer than expected does not pile units up behind it."""
+    decode = Stream(gpu)
+    decode.run(50.0)
+    turn = Turn(pump, gpu)
+    while gpu.now < 50.0:
+        late_ms = max(gpu.now, 5.0)
+        turn.advance(late_ms + 20.0, late_ms - gpu.now + LEAD_MS, Behind(gpu.mark(decode), late_ms), 5.0)
+        gpu.now += 0.01
+    assert sum(end - begin for begin, end in work.ran) <= LEAD_MS + 2.0 + 2.0
+
+
+@pytest.mark.parametrize(("left_ms", "first"), [(0.5, True), (3.0, False)])
+def test_a_unit_waits_for_the_whole_chip_if_it_ends_sooner_there(
+    gpu: SoftwareGpu, pump: UnitPump, left_ms: float, first: bool
+) -> None:
+    """A forward unit takes 1 ms alone and 2 ms beside decode on half of the chip."""
+    decode = Stream(gpu)
+    decode.run(left_ms)
+    behind = Behind(gpu.mark(decode), left_ms)
+    assert goes_first(pump, 66, behind) is first
+    assert goes_first(pump, 0, behind)
+
+
+def test_a_unit_that_is_slow_to_launch_waits_until_the_host_is_free(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump
+) -> None:
+    """The host must see the emission in time, so such a unit is not launched just before it."""
+    work.launch_ms["backward"] = 3.0
+    take_turn(Turn(pump, gpu), gpu, 8.0)
+    gpu.now += 10.0
+    while pump.next_unit().kind != "backward":  # type: ignore[union-attr]
+        assert pump.keep_busy(66)
+        gpu.now += 10.0
+    launched = pump.launched
+    assert not pump.keep_busy(66, free_ms=gpu.now + 1.0)
+    assert pump.launched == launched
+    assert pump.keep_busy(66, free_ms=gpu.now + 4.0)
+
+
+def test_units_on_another_partition_are_timed_from_their_own_beginning(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump
+) -> None:
+    """What a unit waits for the one before it on another stream does not count as its own time."""
+    assert pump.keep_busy(22)  # 6 ms
+    take_turn(Turn(pump, gpu), gpu, 20.0)
+    gpu.now += 30.0
+    pump.poll()
+    unit = pump.next_unit()
+    assert unit is not None
+    assert pump.expected_ms(unit, 132) == pytest.approx(unit_ms(unit.kind, 1024, 132))
+
+
+def test_the_lead_is_what_launches_took_lately() -> None:
+    """The longest of the last launches and a little more, and never more than the bound."""
+    lead = Lead()
+    assert lead.ms < 1.0
+    lead.add(1.5)
+    assert 1.5 < lead.ms < MOST_LEAD_MS
+    lead.add(40.0)
+    assert lead.ms == MOST_LEAD_MS
+    for _ in range(100):
+        lead.add(0.5)
+    assert lead.ms < 1.0
