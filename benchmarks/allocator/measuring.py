@@ -28,7 +28,8 @@ def machine() -> dict[str, Any]:
             known["gpu"] = torch.cuda.get_device_name()
             known["sms"] = torch.cuda.get_device_properties(0).multi_processor_count
             query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            known["driver"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+            drivers = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+            known["driver"] = drivers[0] if drivers else ""  # one line a GPU, all the same
     except ImportError:
         known["torch"] = None
     return known
