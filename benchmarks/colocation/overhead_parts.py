@@ -28,6 +28,9 @@ Part = Literal["startup", "decode", "job", "decisions", "launch"]
 
 GRAPH_SET_STAGES = ("attention backends", "graphs")
 
+WITHOUT_AND_WITH = ("inference_only", "hybrid")
+"""The policies whose launches are compared: nothing beside decode, and finetuning beside it."""
+
 LAST_STEPS = 2
 """Steps at the end that are not counted: an overlapping loop launches one more than it needs, and requests leave."""
 
@@ -75,7 +78,7 @@ def short(part: str, figures: dict[str, Any]) -> Any:
     """What one looks at while it runs."""
     if part == "decode":
         return {batch: round(found["step_ms"]["p50"], 3) for batch, found in figures["batches"].items()}
-    names = ("total_s", "graphs", "graph_sets_gib", "decide_us_a_step", "added_us", "failure")
+    names = ("total_s", "graphs", "graph_sets_gib", "decide_us_a_step", "added_us", "end_unseen_added_us")
     return {name: figures[name] for name in names if name in figures}
 
 
@@ -120,6 +123,7 @@ class HarliParts:
     def __init__(self, scenario: Scenario, options: argparse.Namespace, *, shared: bool, partitioned: bool) -> None:
         """Load, capture, warm up; no job yet."""
         self._scenario, self._options, self._shared = scenario, options, shared
+        self._job: dict[str, Any] | None = None
         settings = serving_settings(scenario, options)
         with stages(options.device) as found:
             self._instance = Instance(settings, StepPredictor(scenario.profile), "local", partitioned=partitioned)
@@ -148,7 +152,7 @@ class HarliParts:
 
     def job(self) -> dict[str, Any]:
         """What a job adds to the start: it is built, and one optimizer step runs on each finetune stream."""
-        if self._instance.job is not None:
+        if self._job is not None:
             return self._job
         begin_s = time.perf_counter()
         self._instance.add_job(job_settings(self._scenario, self._options, shared=self._shared))
@@ -167,8 +171,8 @@ class HarliParts:
     def decisions(self) -> dict[str, Any]:
         """Plan and predict under `hybrid` and a trace's load; from the first request on, while the batch grows."""
         self.job()
-        options, instance = self._options, self._instance
-        instance.decoder.prefill = "elsewhere"
+        options, instance, units = self._options, self._instance, self._units()
+        instance.decoder.prefill = options.prefill
         load = Load(options.trace or azure_conv(), options.load, options.load_s, instance.vocab, options.trace_skip_s)
         serving, steps = self._serve("hybrid", load.book(), load.specs(), load, options.load_s)
         instance.settle()
@@ -180,17 +184,18 @@ class HarliParts:
             "decide_us": distribution(decide_us),
             "decide_us_a_step": float(decide_us.sum()) / len(steps),
             "launch_ms": distribution(np.asarray(serving.launch_delay_ms)),
-            **self._job_state(),
+            "units": self._units() - units,
         }
 
     def launch(self) -> dict[str, Any]:
         """Launches of the same batch without and with finetuning beside it, in turns; and how late an end is seen."""
         self.job()
-        self._instance.decoder.prefill = "elsewhere"
-        launch_ms: dict[str, list[NDArray[np.float64]]] = {"inference_only": [], "hybrid": []}
-        unseen_ms: dict[str, list[NDArray[np.float64]]] = {"inference_only": [], "hybrid": []}
+        units = self._units()
+        self._instance.decoder.prefill = self._options.prefill
+        launch_ms: dict[str, list[NDArray[np.float64]]] = {name: [] for name in WITHOUT_AND_WITH}
+        unseen_ms: dict[str, list[NDArray[np.float64]]] = {name: [] for name in WITHOUT_AND_WITH}
         for _ in range(self._options.rounds):
-            for policy in launch_ms:
+            for policy in WITHOUT_AND_WITH:
                 with looks(self._instance) as gaps:
                     serving, _ = self._together(policy, self._options.launch_batch)
                 launch_ms[policy].append(steady(serving.launch_delay_ms, self._options.skip_steps))
@@ -203,7 +208,7 @@ class HarliParts:
             "added_us": added(launches),
             "end_unseen_ms": unseen,
             "end_unseen_added_us": added(unseen),
-            **self._job_state(),
+            "units": self._units() - units,
         }
 
     brief = staticmethod(short)
@@ -228,14 +233,13 @@ class HarliParts:
             serving.run()
         return serving, steps
 
-    def _job_state(self) -> dict[str, Any]:
+    def _units(self) -> int:
+        """Units launched so far; a job that has stopped is no load to measure beside."""
         job = self._instance.job
         assert job is not None
-        return {
-            "units": job.pump.launched,
-            "unit_launch_ms_longest": job.pump.launch_ms_longest,
-            "failure": job.pump.failure,
-        }
+        if job.pump.failure is not None:
+            raise SystemExit(f"the finetuning job stopped: {job.pump.failure}")
+        return job.pump.launched
 
 
 @contextmanager
@@ -272,6 +276,5 @@ def looks(instance: Instance) -> Iterator[list[float]]:
 
 def added(found: dict[str, Any]) -> dict[str, float]:
     """What finetuning adds to the quantiles, in microseconds."""
-    return {
-        name: round((found["hybrid"][name] - found["inference_only"][name]) * 1e3, 1) for name in ("p50", "p99", "max")
-    }
+    without, beside = (found[name] for name in WITHOUT_AND_WITH)
+    return {name: round((beside[name] - without[name]) * 1e3, 1) for name in ("p50", "p99", "max")}

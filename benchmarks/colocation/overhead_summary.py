@@ -41,17 +41,13 @@ def ratios(variants: Variants, ours: str, theirs: str) -> dict[str, float] | Non
 
 
 def graph_sets(variants: Variants) -> dict[str, Any] | None:
-    """How many, and what all of them take against one: their attention backends and the graphs."""
-    found = {name: variants.get(name, {}).get("startup") for name in ("harli", "one_graph_set")}
-    return {
-        name: {
-            "sets": start["graph_sets"],
-            "batch_sizes": start["batch_sizes"],
-            "graphs": start["graphs"],
-            "gib": start["graph_sets_gib"],
-            "seconds": start["graph_sets_s"],
-            "gpu_used_gib": start["gpu_used_gib"],
-        }
-        for name, start in found.items()
-        if start is not None
-    } or None
+    """How many there are, and what all of them take more than one: attention backends and graphs."""
+    every, one = (variants.get(name, {}).get("startup") for name in ("harli", "one_graph_set"))
+    if every is None:
+        return None
+    found = {name: every[name] for name in ("graph_sets", "batch_sizes", "graphs", "graph_sets_gib", "graph_sets_s")}
+    if one is not None:
+        found |= {f"one_{name}": one[name] for name in ("graph_sets_gib", "graph_sets_s")}
+        used = (every["gpu_used_gib"], one["gpu_used_gib"])
+        found["gpu_used_gib_more"] = None if None in used else used[0] - used[1]
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class SglangAlone:
 
             torch.cuda.synchronize()
         full_s = [end_s for end_s, size in self._ends if size == batch]
-        return [(last - first) * 1e3 for first, last in zip(full_s, full_s[1:], strict=False)]
+        return [(last - first) * 1e3 for first, last in pairwise(full_s)]
 
     def _stamped(self, batch: Any, result: Any) -> None:
         self._process(batch, result)

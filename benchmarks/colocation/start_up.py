@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 GIB = 2.0**30
@@ -73,9 +75,9 @@ def _timed(inner: Callable[..., Any], name: str, found: dict[str, Stage], device
 
 def process_age_s() -> float:
     """Seconds since this process began, Python's own start included."""
-    import psutil
-
-    return time.time() - float(psutil.Process().create_time())
+    began_ticks = int(Path("/proc/self/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19])
+    since_boot_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
+    return since_boot_s - began_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def graphs_of(scheduler: Any) -> tuple[int, int]:
