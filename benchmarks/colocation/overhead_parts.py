@@ -28,8 +28,8 @@ Part = Literal["startup", "decode", "job", "decisions", "launch"]
 
 GRAPH_SET_STAGES = ("attention backends", "graphs")
 
-WITHOUT_AND_WITH = ("inference_only", "hybrid")
-"""The policies whose launches are compared: nothing beside decode, and finetuning beside it."""
+ALONE = "inference_only"
+"""The policy that never finetunes."""
 
 LAST_STEPS = 2
 """Steps at the end that are not counted: an overlapping loop launches one more than it needs, and requests leave."""
@@ -143,7 +143,7 @@ class HarliParts:
         for _ in range(self._options.rounds):
             found = {}
             for batch in self._options.batches:
-                _, steps = self._together("inference_only", batch)
+                _, steps = self._together(ALONE, batch)
                 full = steps.spread("batch") == batch
                 # The first step has the prompts in it, as SGLang's has not: both are skipped.
                 found[batch] = steady(np.frombuffer(steps.latency_ms)[full], self._options.skip_steps)
@@ -169,22 +169,23 @@ class HarliParts:
         return self._job
 
     def decisions(self) -> dict[str, Any]:
-        """Plan and predict under `hybrid` and a trace's load; from the first request on, while the batch grows."""
+        """Plan and predict beside a job, under a trace's load; from the first request on, while the batch grows."""
         self.job()
         options, instance, units = self._options, self._instance, self._units()
         instance.decoder.prefill = options.prefill
         load = Load(options.trace or azure_conv(), options.load, options.load_s, instance.vocab, options.trace_skip_s)
-        serving, steps = self._serve("hybrid", load.book(), load.specs(), load, options.load_s)
+        serving, steps = self._serve(options.policy, load.book(), load.specs(), load, options.load_s)
         instance.settle()
         decide_us = np.asarray(serving.decide_ms) * 1e3
         return {
+            "policy": options.policy,
             "offered_tokens_per_s": options.load,
             "steps": len(steps),
             "mean_batch": float(steps.spread("batch").mean()),
             "decide_us": distribution(decide_us),
             "decide_us_a_step": float(decide_us.sum()) / len(steps),
             "launch_ms": distribution(np.asarray(serving.launch_delay_ms)),
-            "units": self._units() - units,
+            "units": self._units(units),
         }
 
     def launch(self) -> dict[str, Any]:
@@ -192,23 +193,24 @@ class HarliParts:
         self.job()
         units = self._units()
         self._instance.decoder.prefill = self._options.prefill
-        launch_ms: dict[str, list[NDArray[np.float64]]] = {name: [] for name in WITHOUT_AND_WITH}
-        unseen_ms: dict[str, list[NDArray[np.float64]]] = {name: [] for name in WITHOUT_AND_WITH}
+        launch_ms: dict[str, list[NDArray[np.float64]]] = {"alone": [], "beside": []}
+        unseen_ms: dict[str, list[NDArray[np.float64]]] = {"alone": [], "beside": []}
         for _ in range(self._options.rounds):
-            for policy in WITHOUT_AND_WITH:
+            for kind, policy in (("alone", ALONE), ("beside", self._options.policy)):
                 with looks(self._instance) as gaps:
                     serving, _ = self._together(policy, self._options.launch_batch)
-                launch_ms[policy].append(steady(serving.launch_delay_ms, self._options.skip_steps))
-                unseen_ms[policy].append(steady(gaps, self._options.skip_steps))
+                launch_ms[kind].append(steady(serving.launch_delay_ms, self._options.skip_steps))
+                unseen_ms[kind].append(steady(gaps, self._options.skip_steps))
         launches = {name: distribution(np.concatenate(parts)) for name, parts in launch_ms.items()}
         unseen = {name: distribution(np.concatenate(parts)) for name, parts in unseen_ms.items()}
         return {
+            "policy": self._options.policy,
             "batch": self._options.launch_batch,
             "launch_ms": launches,
             "added_us": added(launches),
             "end_unseen_ms": unseen,
             "end_unseen_added_us": added(unseen),
-            "units": self._units() - units,
+            "units": self._units(units),
         }
 
     brief = staticmethod(short)
@@ -233,13 +235,15 @@ class HarliParts:
             serving.run()
         return serving, steps
 
-    def _units(self) -> int:
-        """Units launched so far; a job that has stopped is no load to measure beside."""
+    def _units(self, before: int = 0) -> int:
+        """Units launched since there were ``before``; a job that stands still is no load to measure beside."""
         job = self._instance.job
         assert job is not None
         if job.pump.failure is not None:
             raise SystemExit(f"the finetuning job stopped: {job.pump.failure}")
-        return job.pump.launched
+        if before and job.pump.launched == before:
+            raise SystemExit(f"no unit fitted beside decode within {self._options.qos_ms:g} ms: a larger --qos-ms needed")
+        return job.pump.launched - before
 
 
 @contextmanager
@@ -276,5 +280,5 @@ def looks(instance: Instance) -> Iterator[list[float]]:
 
 def added(found: dict[str, Any]) -> dict[str, float]:
     """What finetuning adds to the quantiles, in microseconds."""
-    without, beside = (found[name] for name in WITHOUT_AND_WITH)
-    return {name: round((beside[name] - without[name]) * 1e3, 1) for name in ("p50", "p99", "max")}
+    alone, beside = found["alone"], found["beside"]
+    return {name: round((beside[name] - alone[name]) * 1e3, 1) for name in ("p50", "p99", "max")}

@@ -136,6 +136,7 @@ def parsed() -> argparse.Namespace:
     add("--output-tokens", type=int, default=160)
     add("--skip-steps", type=int, default=20, help="steps at the beginning of each run that are not counted")
     add("--rounds", type=int, default=2, help="how often every batch has its turn")
+    add("--policy", default="hybrid", help="what finetunes beside decode where that is timed")
     add("--launch-batch", type=int, default=32, help="requests whose steps' launches are timed")
     add("--load", type=int, default=1600, help="offered decode tokens/s while decisions are timed")
     add("--load-s", type=float, default=15.0)
