@@ -164,7 +164,6 @@ class HarliParts:
             "build_s": built_s,
             "warm_up_s": total_s - built_s,
             "weights_shared": self._shared,
-            "gpu_used_gib": gpu_used_gib(self._options.device),
         }
         return self._job
 
@@ -235,14 +234,16 @@ class HarliParts:
             serving.run()
         return serving, steps
 
-    def _units(self, before: int = 0) -> int:
-        """Units launched since there were ``before``; a job that stands still is no load to measure beside."""
+    def _units(self, before: int | None = None) -> int:
+        """Units launched, since there were ``before``; a job that stands still is no load to measure beside."""
         job = self._instance.job
         assert job is not None
         if job.pump.failure is not None:
             raise SystemExit(f"the finetuning job stopped: {job.pump.failure}")
-        if before and job.pump.launched == before:
-            raise SystemExit(f"no unit fitted beside decode within {self._options.qos_ms:g} ms: a larger --qos-ms needed")
+        if before is None:
+            return job.pump.launched
+        if job.pump.launched == before:
+            raise SystemExit(f"no unit fitted beside decode within {self._options.qos_ms:g} ms: raise --qos-ms")
         return job.pump.launched - before
 
 

@@ -17,9 +17,9 @@ ROUNDS, OUTPUT_TOKENS, SKIPPED = 2, 16, 4
 
 OPTIONS = [
     "--device", "cpu", "--layers", "2", "--max-rows", "48", "--max-batch", "8", "--context-tokens", "1024",
-    "--micro-batches", "1", "--no-sharing", "--qos-ms", "150", "--policy", "harli", "--batches", *map(str, BATCHES), "--prompt-tokens", "16",
-    "--output-tokens", str(OUTPUT_TOKENS), "--skip-steps", str(SKIPPED), "--rounds", str(ROUNDS), "--launch-batch", "4",
-    "--load", "100", "--load-s", "4", "--trace-skip-s", "0",
+    "--micro-batches", "1", "--no-sharing", "--qos-ms", "150", "--policy", "harli", "--prompt-tokens", "16",
+    "--batches", *map(str, BATCHES), "--output-tokens", str(OUTPUT_TOKENS), "--skip-steps", str(SKIPPED),
+    "--rounds", str(ROUNDS), "--launch-batch", "4", "--load", "100", "--load-s", "4", "--trace-skip-s", "0",
 ]  # fmt: skip
 
 
