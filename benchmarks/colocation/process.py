@@ -13,6 +13,8 @@ from harli_core.predict.predictor import StepPredictor
 
 if TYPE_CHECKING:
     from backends.cuda.serving.instance import Instance
+    from backends.cuda.serving.job_source import JobSettings
+    from backends.cuda.serving.scheduler_factory import ServingSettings
 
 NARROW = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
 """Sizes for a CPU: as much KV a token as the real model, hardly any weights."""
@@ -66,32 +68,47 @@ def run_settings(options: argparse.Namespace, *, shared: bool) -> dict[str, Any]
 def instance_of(scenario: Scenario, options: argparse.Namespace, *, shared: bool) -> Instance:
     """Load, capture, warm up; a random job is beside the decoder."""
     from backends.cuda.serving.instance import Instance
-    from backends.cuda.serving.job_source import JobSettings
+
+    instance = Instance(serving_settings(scenario, options), StepPredictor(scenario.profile), options.prefill)
+    instance.add_job(job_settings(scenario, options, shared=shared))
+    instance.warm_up()
+    return instance
+
+
+def serving_settings(scenario: Scenario, options: argparse.Namespace, **changes: Any) -> ServingSettings:
+    """What the decoder is started with: random weights in the served model's shape, all of the memory that it may have."""
     from backends.cuda.serving.kv_pool import KvSettings
     from backends.cuda.serving.model_folder import dummy_folder, shipped_config
     from backends.cuda.serving.scheduler_factory import GRAPH_BATCHES, ServingSettings
 
-    config, geometry = scenario.config, scenario.geometry
-    narrow = options.device == "cpu"
-    served = cut(shipped_config(config.model), options.layers, narrow=narrow)
-    finetuned = cut(shipped_config(config.finetuned), options.finetuned_layers or options.layers, narrow=narrow)
-    settings = ServingSettings(
+    geometry = scenario.geometry
+    served = cut(shipped_config(scenario.config.model), options.layers, narrow=options.device == "cpu")
+    values: dict[str, Any] = {
+        "device": options.device,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "graph_batches": options.graph_batches or GRAPH_BATCHES,
+        "kv": KvSettings(lending=options.lending),
+        **changes,
+    }
+    return ServingSettings(
         dummy_folder(served, options.context_tokens, Path(tempfile.mkdtemp())),
         min(geometry.rows, options.max_rows or geometry.rows) * geometry.row_tokens,
         options.max_batch,
         options.context_tokens,
-        device=options.device,
-        load_format="dummy",
-        dtype="bfloat16",
-        graph_batches=options.graph_batches or GRAPH_BATCHES,
-        kv=KvSettings(lending=options.lending),
+        **values,
     )
-    instance = Instance(settings, StepPredictor(scenario.profile), options.prefill)
-    instance.add_job(
-        JobSettings(finetuned, config.micro_batch_tokens, config.gradient_accumulation_steps, shared=shared)
-    )
-    instance.warm_up()
-    return instance
+
+
+def job_settings(scenario: Scenario, options: argparse.Namespace, *, shared: bool) -> JobSettings:
+    """A random job in the finetuned model's shape."""
+    from backends.cuda.serving.job_source import JobSettings
+    from backends.cuda.serving.model_folder import shipped_config
+
+    config = scenario.config
+    layers = options.finetuned_layers or options.layers
+    finetuned = cut(shipped_config(config.finetuned), layers, narrow=options.device == "cpu")
+    return JobSettings(finetuned, config.micro_batch_tokens, config.gradient_accumulation_steps, shared=shared)
 
 
 def cut(config: dict[str, Any], layers: int | None, *, narrow: bool) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 Each check prints one line; ``--out`` collects what was found as JSON, in one step after each check, and checks that are
 in it already are not run again. Exit code 1 if one fails. ``--device cpu`` runs the same checks on SGLang's CPU path with a
-tiny model, where splits have names and no SMs (overheads and the deterministic mode need the GPU). One instance a process:
+tiny model, where splits have names and no SMs (the deterministic mode needs the GPU). One instance a process:
 
     right_answers            fast mode: tokens and KV checksums on each split, teacher-forced logits across splits, losses
     right_answers_exact      deterministic mode: tokens equal whatever finetuning, splits and memory do
     right_answers_exact_remap    the same with `remap` lending
     failures                 units that raise, NaN, out of memory: serving goes on, memory comes back
-    overhead, overhead_plain, overhead_overlap    step times of Harli without finetuning and of SGLang's own loops
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ import numpy as np
 
 from backends.cuda.serving.instance import Instance
 from backends.cuda.serving.kv_pool import KvSettings
-from backends.cuda.serving.model_folder import dummy_folder, shipped_config
-from backends.cuda.serving.scheduler_factory import ServingSettings, make_scheduler
+from backends.cuda.serving.scheduler_factory import ServingSettings
 from benchmarks.allocator.measuring import commit, machine
 from harli_cli.package_data import shipped_profile
 from harli_core.predict.predictor import StepPredictor
@@ -311,120 +309,9 @@ def wait_for_rows(instance: Instance) -> None:
         instance.job.memory.poll(0.0)
 
 
-OVERHEAD_BATCHES = (8, 32, 64)
-
-
-def overhead_settings(**changes: Any) -> ServingSettings:
-    """LLaMA3-8B's shape, whole."""
-    folder = dummy_folder(shipped_config("llama3-8b"), 4096, Path(tempfile.mkdtemp()))
-    values: dict[str, Any] = {
-        "graph_batches": OVERHEAD_BATCHES,
-        "load_format": "dummy",
-        "dtype": "bfloat16",
-        **changes,
-    }
-    return ServingSettings(folder, 160 * 1024, 64, 4096, **values)
-
-
-def overhead(size: Size) -> dict[str, Any]:
-    """Decode under Harli with finetuning off: time from emission to emission."""
-    instance = Instance(overhead_settings(), predictor(), "local")
-    instance.warm_up()
-    found: dict[str, Any] = {"startup_s": instance.startup_s, "batches": {}}
-    for batch in OVERHEAD_BATCHES:
-        given = [[7] * 512 for _ in range(batch)]
-        policy = scenes.Scripted(instance.predictor, [(None, 0.0, 0.0)], finetunes=False, hold=16)
-        served = scenes.serve(instance, policy, given, 200)
-        latency_ms = np.frombuffer(served.steps.latency_ms)[20:]
-        found["batches"][batch] = quantiles(latency_ms) | {
-            "decode_p50_ms": float(np.median(np.frombuffer(served.steps.decode_ms)[20:])),
-            "decide_p50_ms": float(np.median(served.loop.decide_ms)),
-            "launch_p99_ms": float(np.quantile(served.loop.launch_delay_ms, 0.99)),
-        }
-    return found
-
-
-def overhead_plain(size: Size) -> dict[str, Any]:
-    """SGLang's own pool and its own loop without overlap."""
-    return sglang_alone(overlap=False)
-
-
-def overhead_overlap(size: Size) -> dict[str, Any]:
-    """SGLang's own pool and its default loop, which overlaps the host's work with the GPU's."""
-    return sglang_alone(overlap=True)
-
-
-def sglang_alone(*, overlap: bool) -> dict[str, Any]:
-    """Step times of SGLang's event loop as it is."""
-    import torch
-
-    begin_s = time.perf_counter()
-    scheduler = make_scheduler(overhead_settings(unified=False, overlap=overlap), None)
-    startup_s = time.perf_counter() - begin_s
-    for sender in (scheduler.ipc_channels.send_to_detokenizer, scheduler.ipc_channels.send_to_tokenizer):
-        sender.socket = None
-    found: dict[str, Any] = {"startup_s": startup_s, "batches": {}}
-    stamps: list[float] = []
-    process = scheduler.process_batch_result
-
-    def stamped(batch: Any, result: Any) -> None:
-        process(batch, result)
-        if batch.forward_mode.is_decode():
-            stamps.append(time.perf_counter())
-
-    scheduler.process_batch_result = stamped
-    for batch in OVERHEAD_BATCHES:
-        stamps.clear()
-        pending = [request(index, [7] * 512, 200) for index in range(batch)]
-        scheduler.gracefully_exit = False
-
-        def receive(pending: list[Any] = pending) -> list[Any]:
-            if pending:
-                given, pending[:] = list(pending), []
-                return given
-            if scheduler.is_fully_idle():
-                scheduler.gracefully_exit = True
-            return []
-
-        scheduler.request_receiver.recv_requests = receive
-        scheduler.run_event_loop()
-        torch.cuda.synchronize()
-        found["batches"][batch] = quantiles(np.diff(np.array(stamps))[20:] * 1e3)
-    return found
-
-
-def request(index: int, ids: list[int], output_tokens: int) -> Any:
-    """A request as SGLang's tokenizer process would send it."""
-    from array import array
-
-    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    sampling = SamplingParams(max_new_tokens=output_tokens, temperature=0.0, ignore_eos=True)
-    sampling.normalize(None)
-    return TokenizedGenerateReqInput(
-        rid=str(index), input_text=None, input_ids=array("q", ids), input_embeds=None, mm_inputs=None,
-        token_type_ids=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1, top_logprobs_num=0,
-        token_ids_logprob=None, stream=False,
-    )  # fmt: skip
-
-
-def quantiles(values: Any) -> dict[str, float]:
-    """Median and tail."""
-    return {
-        "steps": len(values),
-        "p50_ms": float(np.median(values)),
-        "p99_ms": float(np.quantile(values, 0.99)),
-        "mean_ms": float(np.mean(values)),
-    }
-
-
 CHECKS: dict[str, Callable[[Size], dict[str, Any]]] = {
-    check.__name__: check
-    for check in (
-        right_answers, right_answers_exact, right_answers_exact_remap, failures, overhead, overhead_plain, overhead_overlap
-    )
-}  # fmt: skip
+    check.__name__: check for check in (right_answers, right_answers_exact, right_answers_exact_remap, failures)
+}
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.job_file import JobFile
+from backends.cuda.serving import sglang_version
 from backends.cuda.serving.decoder import Decoder, Prefill
 from backends.cuda.serving.hosted_job import Job, JobOutcome, describe
 from backends.cuda.serving.job_host import host_job
@@ -53,6 +54,7 @@ class Instance:
         if self.on_gpu:
             import torch
 
+            sglang_version.prepare(settings.device)  # what it sets of the driver counts from the first CUDA context on
             torch.cuda.init()
             self.stream = torch.cuda.Stream()
         begin_s = time.perf_counter()
