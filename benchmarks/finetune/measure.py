@@ -63,23 +63,25 @@ class Bench:
         self.path = Path(os.environ.get("HARLI_RESULTS", RESULTS)) / f"{name}_{options.targets}.json"
         self.figures: dict[str, Any] = {}
         self.made_by: dict[str, Any] = {}
+        self.measured: set[str] = set()
         if self.path.exists():
             earlier = json.loads(self.path.read_text())
-            kept = [part for part in earlier["parts"] if not (options.again and part in options.parts)]
-            self.figures = {part: earlier["parts"][part] for part in kept}
-            self.made_by = {part: earlier.get("made_by", {}).get(part, earlier["commit"]) for part in kept}
+            self.figures = earlier["parts"]
+            self.made_by = {part: earlier.get("made_by", {}).get(part, earlier["commit"]) for part in self.figures}
         self.model: Any = None
         self.engine: FinetuneEngine | None = None
         self.stream = torch.cuda.Stream() if self.device == "cuda" else None
 
     def missing(self, part: str) -> bool:
-        """Whether ``part`` is asked for and not there."""
-        return part in self.options.parts and part not in self.figures
+        """Whether ``part`` is asked for and not there, or there from an earlier run and asked for again."""
+        there = self.measured if self.options.again else self.figures
+        return part in self.options.parts and part not in there
 
     def save(self, part: str, figures: Any) -> None:
         """Add a part to the results file, at once or not at all."""
         self.figures[part] = figures
         self.made_by[part] = commit()
+        self.measured.add(part)
         record = {
             "benchmark": f"finetune {self.name}",
             "machine": machine(),
