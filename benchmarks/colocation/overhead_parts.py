@@ -137,18 +137,29 @@ class HarliParts:
         return self._startup
 
     def decode(self) -> dict[str, Any]:
-        """From emission to emission under `inference_only`, without a job."""
+        """From emission to emission under `inference_only`, without a job.
+
+        Of each step also the time between the marks around it on the GPU, and what the host needed to launch it.
+        """
         rounds = []
+        parts: dict[str, dict[str, list[float]]] = {str(batch): {} for batch in self._options.batches}
         self._instance.decoder.prefill = "local"
         for _ in range(self._options.rounds):
             found = {}
             for batch in self._options.batches:
-                _, steps = self._together(ALONE, batch)
+                serving, steps = self._together(ALONE, batch)
                 full = steps.spread("batch") == batch
                 # The first step has the prompts in it, as SGLang's has not: both are skipped.
                 found[batch] = steady(np.frombuffer(steps.latency_ms)[full], self._options.skip_steps)
+                of_step = {
+                    "decode_ms": np.frombuffer(steps.decode_ms),
+                    "launch_ms": np.asarray(serving.launch_delay_ms),
+                }
+                for name, values in of_step.items():
+                    kept = parts[str(batch)].setdefault(name, [])
+                    kept.append(float(np.median(steady(values[full], self._options.skip_steps))))
             rounds.append(found)
-        return decoded(rounds)
+        return {**decoded(rounds), "median_parts_of_each_round": parts}
 
     def job(self) -> dict[str, Any]:
         """What a job adds to the start: it is built, and one optimizer step runs on each finetune stream."""

@@ -59,7 +59,7 @@ def test_residuals_are_of_decode_the_guard_of_the_step(monitor: LatencyMonitor, 
 
 
 def test_what_the_host_needs_around_decoding_counts_as_decoding(monitor: LatencyMonitor, context_of: Any) -> None:
-    """Steps of a turn of 10 ms, decoding, and another millisecond: that is part of what the next step is expected to take."""
+    """A turn of 10 ms, decoding, and another millisecond: that is part of what the next step is expected to take."""
     decode_ms = predicted_ms(context_of(), 0, 64)
     monitor.expect(0, 8, 8000, finetuning=True, turn_ms=10.0)
     monitor.observe(result_of(decode_ms, [10.0 + ms + 1.0 for ms in decode_ms]))

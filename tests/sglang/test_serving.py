@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.cuda.serving import serving_loop, turn
+from backends.cuda.serving import interleaving, turn
 from harli_core.errors import ConfigError
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 from tests.sglang import scenes
@@ -178,7 +178,7 @@ def test_turns_are_begun_before_the_emission_where_the_plan_goes_on(
         begun.append(behind)
         return True
 
-    monkeypatch.setattr(serving_loop, "goes_first", goes_first)
+    monkeypatch.setattr(interleaving, "goes_first", goes_first)
     monkeypatch.setattr(turn.Lead, "ms", 2.0)
     given = scenes.prompts(6, 256, 40, seed=4)
     policy = scenes.Scripted(instance.predictor, [(None, 30.0, 1.0)], finetunes=True, hold=8)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -30,13 +30,20 @@ Prefill = Literal["local", "elsewhere"]
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """A request in the decoder: ``index`` is the caller's, ``tokens`` grow as they are produced."""
+    """A request in the decoder: ``index`` is the caller's, ``tokens`` grow as they are produced.
+
+    ``last_token_ms``: when it got the token from which it waits to join the batch, again where it was sent back.
+    """
 
     index: int
     request: Any
-    emitted: int = 0
     last_token_ms: float | None = None
     preemptions: int = 0
+
+    @property
+    def emitted(self) -> int:
+        """How many tokens were produced so far."""
+        return len(self.request.output_ids)
 
     @property
     def tokens(self) -> list[int]:
@@ -46,9 +53,9 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a step produced: requests that got a token, those that are done, the decode graph's own duration."""
+    """What a step produced: how many requests got a token, those that are done, the decode graph's own duration."""
 
-    emitted: tuple[Served, ...]
+    batch: int
     completed: tuple[Served, ...]
     decode_ms: float
 
@@ -59,7 +66,6 @@ class _Launched:
     result: Any
     begin: Any
     end: Any
-    members: list[Served] = field(default_factory=list)
 
 
 class Decoder:
@@ -76,12 +82,16 @@ class Decoder:
         self._served: dict[str, Served] = {}
         self._launched: _Launched | None = None
         self._last_group = 0
+        self._emitted_ms: float | None = None
+        self._prefilled: list[Served] = []
+        self._some_left = False
         self._update_running = scheduler.update_running_batch
         scheduler.update_running_batch = self._filter_only
         for sender in (scheduler.ipc_channels.send_to_detokenizer, scheduler.ipc_channels.send_to_tokenizer):
             if sender.socket is not None:  # nobody listens: tokens are read from the requests
                 sender.socket.close(linger=0)
             sender.socket = None
+        scheduler.load_snapshot_writer = None  # nobody routes by our load
         table = scheduler.req_to_token_pool.req_to_token
         geometry = self.memory.allocator.geometry
         self._compactor: Compactor
@@ -151,6 +161,11 @@ class Decoder:
         return sum(len(request.origin_input_ids) + len(request.output_ids) for request in self.scheduler.waiting_queue)
 
     @property
+    def unfinished(self) -> list[Served]:
+        """Requests that were taken in and are not done."""
+        return list(self._served.values())
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to decode and nothing waits."""
         return not self._served
@@ -178,16 +193,20 @@ class Decoder:
                 scheduler.last_batch = None
                 return batch is not None
             result = scheduler.run_batch(batch) if self.prefill == "local" else self._as_arrived(batch)
+            before = {request.rid: len(request.output_ids) for request in batch.reqs}
             scheduler.process_batch_result(batch, result)
+            self._some_left = True  # those that want no more than this token
+            self._prefilled += [
+                self._served[request.rid] for request in batch.reqs if len(request.output_ids) > before[request.rid]
+            ]
             scheduler.last_batch = batch
             if self.prefill == "local":
                 ran_prefill()
 
     def take_prefilled(self, now_ms: float) -> tuple[list[Served], list[Served]]:
         """Requests that prefill gave a token since the last call, and those of them that want no more."""
-        new = [served for served in self._served.values() if len(served.request.output_ids) > served.emitted]
+        new, self._prefilled = self._prefilled, []
         for served in new:
-            served.emitted = len(served.request.output_ids)
             if self.prefill == "local" or served.last_token_ms is None:
                 served.last_token_ms = now_ms
         done = [served for served in new if served.request.finished()]
@@ -203,12 +222,11 @@ class Decoder:
     def _launch(self, group: int) -> bool:
         scheduler = self.scheduler
         self._last_group = group
-        before = {request.rid for request in scheduler.running_batch.reqs}
+        before = list(scheduler.running_batch.reqs)
         batch = self._update_running(scheduler.running_batch)
         scheduler.running_batch = batch
-        for name in before - {request.rid for request in batch.reqs}:
-            if name in self._served and not self._served[name].request.finished():
-                self._served[name].preemptions += 1
+        if len(batch.reqs) < len(before):
+            self._sent_back(before, batch.reqs)
         if batch.is_empty():
             return False
         if self.memory.on_gpu:
@@ -220,9 +238,17 @@ class Decoder:
         begin = self._timeline.mark(self.stream)
         result = scheduler.run_batch(batch)
         end = self._timeline.mark(self.stream)
-        members = [self._served[request.rid] for request in batch.reqs]
-        self._launched = _Launched(batch, result, begin, end, members)
+        self._launched = _Launched(batch, result, begin, end)
         return True
+
+    def _sent_back(self, before: Sequence[Any], left: Sequence[Any]) -> None:
+        """SGLang sent requests back to wait for slots: they wait from their last token on."""
+        decoding = {request.rid for request in left}
+        for request in before:
+            if request.rid not in decoding and request.rid in self._served and not request.finished():
+                served = self._served[request.rid]
+                served.preemptions += 1
+                served.last_token_ms = self._emitted_ms or served.last_token_ms
 
     def done(self) -> bool:
         """Whether the step that was launched is over."""
@@ -242,14 +268,11 @@ class Decoder:
         with self._no_grad():
             self.scheduler.process_batch_result(step.batch, step.result)
         self.scheduler.last_batch = None
-        completed = []
-        for served in step.members:
-            served.emitted = len(served.request.output_ids)
-            served.last_token_ms = now_ms
-            if served.request.finished():
-                completed.append(served)
-                del self._served[served.request.rid]
-        return Finished(tuple(step.members), tuple(completed), self._timeline.between_ms(step.begin, step.end))
+        self._emitted_ms = now_ms
+        reqs = step.batch.reqs
+        completed = [self._served.pop(request.rid) for request in reqs if request.finished()]
+        self._some_left = self._some_left or bool(completed)
+        return Finished(len(reqs), tuple(completed), self._timeline.between_ms(step.begin, step.end))
 
     def abort_all(self) -> None:
         """Send every request away, and run the steps that SGLang needs for that; none is launched now."""
@@ -313,11 +336,13 @@ class Decoder:
         """What SGLang calls to prepare a decode batch; we do that in `launch`, once finetuning has had its turn."""
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-        size = batch.batch_size()
-        batch.filter_batch()
         batch.forward_mode = ForwardMode.DECODE  # a prefill batch becomes the running one as it is
-        if batch.batch_size() < size:
-            batch.batch_is_full = False
+        if self._some_left:
+            self._some_left = False
+            size = batch.batch_size()
+            batch.filter_batch()
+            if batch.batch_size() < size:
+                batch.batch_is_full = False
         return batch
 
     def _as_arrived(self, batch: Any) -> Any:

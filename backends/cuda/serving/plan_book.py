@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from backends.cuda.serving.decoder import Decoder, Finished
 from backends.cuda.serving.hosted_job import Job
 from backends.cuda.serving.recorder import HeldPlan, Recorder, Span
 from backends.cuda.serving.timeline import Timeline
 from harli_core.loop import DecisionLoop
-from harli_core.requests import RequestSpec
 from harli_core.types import JobView, StepPlan, StepView
 
 
 class PlanBook:
-    """What the loop has done since the last emission is noted here: ``turned_ms`` of a turn that ended early, ``turn_done``
-    where the step's turn is over, ``prefilled`` and ``awaited`` where prompts or rows took time from the coming step.
+    """What the loop has done since the last emission is noted here: ``turned_ms`` of a turn that ended early,
+    ``prefilled`` and ``awaited`` where prompts or rows took time from the coming step.
     ``turn_begun``: what is in flight is of the coming step's turn already, so a new plan need not make room for it.
     """
 
@@ -26,7 +23,7 @@ class PlanBook:
         self.step = 0
         self.zero_ms = self.boundary_ms = 0.0
         self.turned_ms = 0.0
-        self.turn_done = self.turn_begun = self.prefilled = self.awaited = False
+        self.turn_begun = self.prefilled = self.awaited = False
         self.decide_ms: list[float] = []
         self._decoder = decoder
         self._timeline = timeline
@@ -62,17 +59,16 @@ class PlanBook:
         elif left:
             self.settle_span()
 
-    def holds_with(self, due: Sequence[RequestSpec]) -> bool:
-        """Whether the plan in force holds when requests that have just arrived join."""
+    def holds_with(self, requests: int, tokens: int) -> bool:
+        """Whether the plan in force holds when ``requests`` more with ``tokens`` tokens of KV join."""
         held, span = self._held, self._span
         if held is None or span is None or span.waiting:
             return False
-        arrived_tokens = sum(spec.prompt_tokens for spec in due)
-        return held.plan.hold.covers(span.batch + len(due), span.kv_tokens_now + arrived_tokens)
+        return held.plan.hold.covers(span.batch + requests, span.kv_tokens_now + tokens)
 
     def span_of(self, span: Span, step: Finished) -> tuple[Span, bool]:
         """The span that ``step`` belongs to; another one where SGLang sent requests back to wait for slots."""
-        batch = len(step.emitted)
+        batch = step.batch
         if batch == span.batch:
             return span, False
         if span.steps:
@@ -154,7 +150,6 @@ class PlanBook:
         """A new plan is needed for whatever comes next."""
         self.settle_span()
         self._held = None
-        self.turn_done = False
 
     def _apply_memory(self, plan: StepPlan) -> None:
         """Lend or reclaim towards the plan; the tokens of the next step keep their slots."""

@@ -17,16 +17,21 @@ from itertools import takewhile
 
 from backends.cuda.serving.decoder import Decoder, Finished, Served
 from backends.cuda.serving.hosted_job import Job
+from backends.cuda.serving.interleaving import Interleaving
 from backends.cuda.serving.partitions import Partitions
 from backends.cuda.serving.plan_book import PlanBook
-from backends.cuda.serving.recorder import HeldPlan, Recorder, Span
+from backends.cuda.serving.recorder import Recorder, Span
 from backends.cuda.serving.timeline import Timeline
-from backends.cuda.serving.turn import Lead, Turn, goes_first
-from backends.cuda.serving.unit_pump import Behind, UnitPump
+from backends.cuda.serving.turn import Longest
 from harli_core.errors import AuditError, ConfigError
 from harli_core.loop import DecisionLoop
 from harli_core.requests import RequestSpec
-from harli_core.types import StepPlan
+
+SUBMIT_MS = 1.0
+"""What taking a request in may need of the host: none is taken in when a step is to end sooner."""
+
+JOINS = 8
+"""Admissions that the time for one is made of."""
 
 SPARE_TOKENS = 8
 """Slots that are no request's: SGLang's padding slot, and the few that it keeps in hand when it admits."""
@@ -78,9 +83,8 @@ class ServingLoop:
         self._done = 0
         self._joined: list[Served] = []
         self._gap_from_ms: dict[int, float] = {}
-        self._lead = Lead()
-        self._turn: Turn | None = None  # the coming step's, where it was begun ahead of the emission
-        self._decode_ms: dict[int, float] = {}  # the last decode graph on so many SMs
+        self._joining = Longest(JOINS)
+        self.interleaving = Interleaving(decoder, partitions, timeline, self.plans, job)
 
     @property
     def decide_ms(self) -> list[float]:
@@ -118,8 +122,10 @@ class ServingLoop:
             if self._decoder.idle:
                 self._idle()
                 continue
+            before_ms = self._timeline.now_ms()
             some = self._decoder.admit(self._ran_prefill)
-            self._note_prefilled()
+            if self._note_prefilled():
+                self._joining.add(self._timeline.now_ms() - before_ms)
             if some:
                 self._decode_step()
             elif self._decoder.waiting:
@@ -148,7 +154,8 @@ class ServingLoop:
                 book.reject(spec.index, str(error).split(": ", 1)[-1])
                 self._count_done()
 
-    def _note_prefilled(self) -> None:
+    def _note_prefilled(self) -> bool:
+        """Requests that join; says whether there are any."""
         now_ms = self._timeline.now_ms()
         new, done = self._decoder.take_prefilled(now_ms)
         self.prefilled_tokens += len(new)
@@ -157,7 +164,6 @@ class ServingLoop:
                 elsewhere = self._decoder.prefill == "elsewhere"
                 arrival_s = float(self._recorder.requests.arrival_s[served.index])
                 self._recorder.first_token(served, arrival_s if elsewhere else (now_ms - self.plans.zero_ms) / 1e3)
-            self._recorder.produced(served)
         self._leave(done, now_ms)
         over = {served.index for served in done}
         for served in new:
@@ -166,13 +172,14 @@ class ServingLoop:
                 self._gap_from_ms[served.index] = served.last_token_ms or now_ms
         if new:
             self.plans.settle_span()
+        return bool(new)
 
     def _ran_prefill(self) -> None:
         self.plans.prefilled = True
 
     def _idle(self) -> None:
         """Nothing to decode: finetuning has what the plan gives it until a request arrives."""
-        self._drop_turn()
+        self.interleaving.drop_turn()
         view, plan = self.plans.idle_plan()
         sms = sum(part.sms for part in plan.jobs)
         start_ms = self._timeline.now_ms()
@@ -194,7 +201,7 @@ class ServingLoop:
 
     def _make_room(self) -> None:
         """Requests wait before an empty batch: ask for rows, and wait for their fences."""
-        self._drop_turn()
+        self.interleaving.drop_turn()
         self.plans.end()
         self.plans.awaited = True
         if self.job is None:
@@ -213,98 +220,40 @@ class ServingLoop:
 
     def _decode_step(self) -> None:
         span = self.plans.opened()
-        held, job = span.held, self.job
-        plan = held.plan
-        pump = job.pump if job is not None and plan.jobs and job.pump.running else None
+        held = span.held
+        pump = self.interleaving.pump(held)
         units_before = pump.launched if pump is not None else 0
         busy_before = pump is not None and pump.last is not None
-        turn = self._turn
-        self._drop_turn()
-        if pump is not None and held.turn_budget_ms and not self.plans.turn_done:
-            turn = turn or Turn(pump, self._timeline)
-            # What the host needs between two steps comes off the turn, unless the policy knew of it.
-            until_ms = self.plans.boundary_ms + held.elapsed_ms + held.turn_budget_ms
-            while not self._arrival_ends_plan() and not turn.advance(until_ms, self._lead.ms):
-                pass
-            if self._arrivals_due() and len(self._decoder.running) < self._limits.max_batch:
-                # They join the step that is yet to be launched: under this plan, whose turn is over then, or a new one.
-                self.plans.turned_ms += self._timeline.now_ms() - max(self.plans.boundary_ms, turn.begun_ms)
-                if self._arrival_ends_plan():
-                    self.plans.end()
-                else:
-                    self.plans.turn_done = True
-                return
-        self._order_behind_units(plan)
+        if not self.interleaving.take_turn(held, self._can_join):
+            self._interrupt()
+            return
+        self.interleaving.order(held.plan.decode_sms)
         ready_ms = self._timeline.now_ms()
-        if not self._decoder.launch(self._partitions.group(plan.decode_sms)):
+        if not self._decoder.launch(self._partitions.group(held.plan.decode_sms)):
             self.plans.end()
             return
         launch_ms = self._timeline.now_ms() - ready_ms
         self.launch_delay_ms.append(launch_ms)
-        self._lead.add(launch_ms)
-        self._beside(held, pump, self._due_ms(plan, ready_ms))
+        self.interleaving.lead.add(launch_ms)
+        self.interleaving.beside(held, ready_ms, self._while_decoding)
         now_ms = self._timeline.now_ms()
         step = self._decoder.finish(now_ms)
-        if pump is not None and self._turn is not None:
-            self._turn.advance(now_ms + held.turn_budget_ms, self._lead.ms)
-        self._decode_ms[plan.decode_sms] = step.decode_ms
-        marks = turn.marks if turn is not None else None
-        turn_ms = self.plans.turned_ms
-        if marks is not None:
-            turn_ms += self._timeline.between_ms(*marks) if self._timeline.passed(marks[1]) else 0.0
-        self.plans.turned_ms, self.plans.turn_done = 0.0, False
+        turn_ms = self.plans.turned_ms + self.interleaving.over(held, now_ms, step.decode_ms)
+        self.plans.turned_ms = 0.0
         finetuned = busy_before or (pump is not None and pump.launched > units_before)
         self._emitted(span, step, now_ms, turn_ms, finetuned=finetuned)
 
-    def _beside(self, held: HeldPlan, pump: UnitPump | None, due_ms: float | None) -> None:
-        """Until the step is over: units beside it, then the first ones of the next turn, behind it."""
-        finetune_sms, limit_ms = held.finetune_sms, held.plan.hold.max_step_ms
-        while True:
-            now_ms = self._timeline.now_ms()
-            late = limit_ms is not None and now_ms - self.plans.boundary_ms > limit_ms
-            if pump is not None and not late:
-                if due_ms is not None and self._turn is None:
-                    self._begin_turn(held, pump, due_ms)
-                if due_ms is not None and self._turn is not None:
-                    self._advance_behind(held, self._turn, due_ms)
-                elif finetune_sms:
-                    pump.keep_busy(finetune_sms, due_ms if due_ms is not None and due_ms > now_ms else None)
-            if self._decoder.done():
-                return
+    def _while_decoding(self, due_ms: float | None) -> bool:
+        """Take requests in if there is time until ``due_ms``; says whether the plan goes on with them."""
+        if due_ms is not None and self._timeline.now_ms() + SUBMIT_MS < due_ms:
+            self._take_arrivals()
+        return not self._arrival_ends_plan()
 
-    def _begin_turn(self, held: HeldPlan, pump: UnitPump, due_ms: float) -> None:
-        """Begin the next step's turn before this one is over, if that is sure to come and it is time for it."""
-        left_ms, lead_ms = due_ms - self._timeline.now_ms(), self._lead.ms
-        goes_on = held.steps_left > 1 and not self._decoder.waiting and not self._arrivals_due()
-        if not goes_on or left_ms > lead_ms or held.turn_budget_ms < 2.0 * lead_ms:
-            return
-        if goes_first(pump, held.finetune_sms, self._behind(due_ms)):
-            self._turn = Turn(pump, self._timeline)
-            self.plans.turn_begun = True
-
-    def _advance_behind(self, held: HeldPlan, turn: Turn, due_ms: float) -> None:
-        behind = self._behind(due_ms)
-        lead_ms = behind.due_ms - self._timeline.now_ms() + self._lead.ms
-        turn.advance(behind.due_ms + held.turn_budget_ms, lead_ms, behind, due_ms)
-
-    def _behind(self, due_ms: float) -> Behind:
-        """Behind the step that was launched, which is over at ``due_ms`` or, if that has passed, any time now."""
-        return Behind(self._decoder.launched_end, max(self._timeline.now_ms(), due_ms))
-
-    def _due_ms(self, plan: StepPlan, ready_ms: float) -> float | None:
-        """When the step launched at ``ready_ms`` should be over; `None`: nothing is known, or on a CPU, where it is over."""
-        decode_ms = self._decode_ms.get(plan.decode_sms)
-        if decode_ms is None or self._decoder.stream is None:
-            return None
-        flight = self.job.pump.last if self.job is not None else None
-        if flight is None or flight.sms + plan.decode_sms <= self._partitions.total_sms:
-            return ready_ms + decode_ms
-        return max(ready_ms, flight.due_ms) + decode_ms
-
-    def _drop_turn(self) -> None:
-        """Whatever of it is in flight runs out."""
-        self._turn = None
-        self.plans.turn_begun = False
+    def _interrupt(self) -> None:
+        """Somebody joins the step that is yet to be launched; its turn goes on after that, or a new plan is made."""
+        if self._arrival_ends_plan():
+            self.plans.turned_ms += self.interleaving.drop_turn()
+            self.plans.end()
 
     def _emitted(self, span: Span, step: Finished, now_ms: float, turn_ms: float, *, finetuned: bool) -> None:
         plans = self.plans
@@ -315,18 +264,14 @@ class ServingLoop:
             span.join_gap_ms = [now_ms - self._gap_from_ms.pop(served.index) for served in self._joined]
             self._joined = []
         self._recorder.step(span, latency_ms, step.decode_ms, turn_ms, finetuned=finetuned and not plans.prefilled)
-        for served in step.emitted:
-            self._recorder.produced(served)
         self._leave(step.completed, now_ms)
         plans.emitted(span, now_ms, latency_ms, thinned=thinned, left=bool(step.completed))
 
-    def _order_behind_units(self, plan: StepPlan) -> None:
-        """Decode waits, on the GPU, for a unit that still runs on SMs that it takes."""
-        if self.job is None or self._decoder.stream is None:
-            return
-        flight = self.job.pump.last
-        if flight is not None and flight.sms + plan.decode_sms > self._partitions.total_sms:
-            self._decoder.stream.wait_event(flight.end)
+    def _can_join(self, until_ms: float) -> bool:
+        """Whether somebody has arrived whom the host can let in by the end of the turn, with time to launch the step."""
+        if not self._upcoming or len(self._decoder.running) >= self._limits.max_batch or not self._arrivals_due():
+            return False
+        return self._timeline.now_ms() + SUBMIT_MS + self._joining.ms + self.interleaving.lead.ms <= until_ms
 
     def _arrivals_due(self) -> list[RequestSpec]:
         """Requests that have arrived since they were last taken."""
@@ -336,9 +281,12 @@ class ServingLoop:
         return list(takewhile(lambda spec: spec.arrival_s <= now_s, self._upcoming))
 
     def _arrival_ends_plan(self) -> bool:
-        """Whether somebody has arrived with whom the plan in force does not hold."""
-        due = self._arrivals_due()
-        return bool(due) and not self.plans.holds_with(due)
+        """Whether somebody has arrived, or waits to be let in, with whom the plan in force does not hold."""
+        due, waiting = self._arrivals_due(), len(self._decoder.waiting)
+        if not due and not waiting:
+            return False
+        tokens = sum(spec.prompt_tokens for spec in due) + self._decoder.waiting_tokens
+        return not self.plans.holds_with(len(due) + waiting, tokens)
 
     def _leave(self, done: Sequence[Served], now_ms: float) -> None:
         for served in done:
@@ -354,6 +302,8 @@ class ServingLoop:
 
     def _close(self) -> None:
         """Settle what is open; if nothing is left to serve, SGLang checks itself for leaks."""
+        for served in self._decoder.unfinished:
+            self._recorder.produced(served)
         self.plans.end()
         self._loop.finish()
         if self._decoder.idle:

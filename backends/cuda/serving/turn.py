@@ -23,21 +23,38 @@ LAUNCHES = 32
 """Launches of decode steps that the lead is made of."""
 
 
+class Longest:
+    """The longest of the last durations, in ms; 0 before the first."""
+
+    def __init__(self, count: int) -> None:
+        """Of ``count`` of them."""
+        self._last: deque[float] = deque(maxlen=count)
+
+    def add(self, took_ms: float) -> None:
+        """One more."""
+        self._last.append(took_ms)
+
+    @property
+    def ms(self) -> float:
+        """Of those that are remembered."""
+        return max(self._last, default=0.0)
+
+
 class Lead:
     """How much of a turn is in flight, so that the host may work for as long as launches of a decode step took lately."""
 
     def __init__(self) -> None:
         """No launch was seen yet."""
-        self._launch_ms: deque[float] = deque(maxlen=LAUNCHES)
+        self._launches = Longest(LAUNCHES)
 
     def add(self, launch_ms: float) -> None:
         """One more launch."""
-        self._launch_ms.append(launch_ms)
+        self._launches.add(launch_ms)
 
     @property
     def ms(self) -> float:
-        """The longest of the last ones, within bounds."""
-        return min(MOST_LEAD_MS, max(self._launch_ms, default=0.0) + LEAD_MS)
+        """The longest of the last ones and what a unit needs, within bounds."""
+        return min(MOST_LEAD_MS, self._launches.ms + LEAD_MS)
 
 
 class Turn:

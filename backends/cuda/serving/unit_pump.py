@@ -25,12 +25,16 @@ FORGETTING = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A unit on its way: when it should end, and the marks around it."""
+    """A unit on its way: what was predicted for it, what that is expected to be now, the marks around it.
+
+    It cannot begin before ``from_ms``.
+    """
 
     kind: UnitKind
     sms: int
+    predicted_ms: float
     expected_ms: float
-    due_ms: float
+    from_ms: float
     begin: Any
     end: Any
 
@@ -72,6 +76,7 @@ class UnitPump:
         self._flights: deque[Flight] = deque()
         self._ratio: dict[tuple[UnitKind, int], float] = {}
         self._watched: list[tuple[UnitKind, float]] | None = None
+        self._polled_ms = self._ended_ms = 0.0
 
     @property
     def running(self) -> bool:
@@ -90,7 +95,19 @@ class UnitPump:
 
     def in_flight_ms(self) -> float:
         """Time that what is in flight still needs, as predicted."""
-        return max(0.0, self._flights[-1].due_ms - self._timeline.now_ms()) if self._flights else 0.0
+        now_ms = self._timeline.now_ms()
+        return max(0.0, self._due_ms(now_ms) - now_ms)
+
+    @property
+    def due_ms(self) -> float:
+        """When what is in flight should be over."""
+        return self._due_ms(self._timeline.now_ms())
+
+    def _due_ms(self, now_ms: float) -> float:
+        due_ms = self._ended_ms
+        for flight in self._flights:
+            due_ms = max(now_ms, max(due_ms, flight.from_ms) + flight.expected_ms)  # it is not over yet
+        return due_ms
 
     def next_unit(self) -> Unit | None:
         """The unit that comes next; `None`, and `over`, where the job has ended."""
@@ -111,20 +128,26 @@ class UnitPump:
 
     def poll(self) -> None:
         """Forget units that are over, and learn from how long they took."""
+        now_ms = self._timeline.now_ms()
         while self._flights and self._timeline.passed(self._flights[0].end):
             flight = self._flights.popleft()
             took_ms = self._timeline.between_ms(flight.begin, flight.end)
             if self._watched is not None:
                 self._watched.append((flight.kind, took_ms))
-            key = (flight.kind, flight.sms)
-            measured = took_ms / flight.expected_ms * self._ratio.get(key, 1.0) if flight.expected_ms > 0 else 1.0
-            self._ratio[key] = self._ratio.get(key, 1.0) * (1 - LEARNING) + LEARNING * measured
+            due_ms = max(self._ended_ms, flight.from_ms) + flight.expected_ms
+            self._ended_ms = min(now_ms, max(due_ms, self._polled_ms))  # it was not over at the last look
+            key, ratio = (flight.kind, flight.sms), took_ms / flight.predicted_ms if flight.predicted_ms > 0 else 1.0
+            self._ratio[key] = self._ratio.get(key, 1.0) * (1 - LEARNING) + LEARNING * ratio
+        self._polled_ms = now_ms
+
+    def predicted_ms(self, unit: Unit, sms: int) -> float:
+        """How long the profile says that ``unit`` takes on ``sms`` SMs."""
+        assert self.work is not None
+        return self._unit_ms(unit.kind, self.work.unit_tokens(unit) or 1, sms)
 
     def expected_ms(self, unit: Unit, sms: int) -> float:
-        """How long ``unit`` should take on ``sms`` SMs."""
-        assert self.work is not None
-        tokens = self.work.unit_tokens(unit) or 1
-        return self._unit_ms(unit.kind, tokens, sms) * self._ratio.get((unit.kind, sms), 1.0)
+        """How long it should take, going by those before it."""
+        return self.predicted_ms(unit, sms) * self._ratio.get((unit.kind, sms), 1.0)
 
     def keep_busy(self, sms: int, free_ms: float | None = None) -> bool:
         """Launch the next unit on ``sms`` SMs if the one in flight is about to end; says whether it did.
@@ -137,10 +160,9 @@ class UnitPump:
         return unit is not None and self.launched_by(unit, free_ms) and self.launch(unit, sms)
 
     def wants_more(self, lead_ms: float) -> bool:
-        """Whether what is in flight lasts for less than ``lead_ms``; never while two units are overdue."""
+        """Whether what is in flight lasts for less than ``lead_ms``."""
         self.poll()
-        ahead_ms = self.in_flight_ms()
-        return ahead_ms <= lead_ms and (ahead_ms > 0.0 or len(self._flights) < 2)
+        return not self._flights or self.in_flight_ms() <= lead_ms
 
     def launched_by(self, unit: Unit, free_ms: float | None) -> bool:
         """Whether the host should have launched ``unit`` by ``free_ms`` if it began now."""
@@ -148,9 +170,7 @@ class UnitPump:
 
     def ends_ms(self, unit: Unit, sms: int, behind: Behind | None = None) -> float:
         """When ``unit`` should end on ``sms`` SMs, launched now: behind what is in flight, and ``behind``."""
-        start_ms = max(self._timeline.now_ms(), self._flights[-1].due_ms if self._flights else 0.0)
-        if behind is not None:
-            start_ms = max(start_ms, behind.due_ms)
+        start_ms = max(self._timeline.now_ms(), self.due_ms, behind.due_ms if behind is not None else 0.0)
         return start_ms + self.expected_ms(unit, sms)
 
     def watch(self) -> None:
@@ -188,8 +208,9 @@ class UnitPump:
         """Enqueue `ready_unit` on ``sms`` SMs; `False`: the job failed."""
         assert self.work is not None
         stream = self._partitions.finetune_stream(sms)
-        expected_ms, due_ms = self.expected_ms(unit, sms), self.ends_ms(unit, sms, behind)
+        predicted_ms, expected_ms = self.predicted_ms(unit, sms), self.expected_ms(unit, sms)
         before_ms = self._timeline.now_ms()
+        from_ms = before_ms if behind is None else max(before_ms, behind.due_ms)
         if stream is not None:
             if self._flights and self._flights[-1].sms != sms:
                 stream.wait_event(self._flights[-1].end)  # as the job does; so that ``begin`` is after it too
@@ -205,7 +226,7 @@ class UnitPump:
         took_ms = self._timeline.now_ms() - before_ms
         self.launch_ms_longest[unit.kind] = max(took_ms, self.launch_ms_longest.get(unit.kind, 0.0))
         self._launch_ms[unit.kind] = max(took_ms, FORGETTING * self._launch_ms.get(unit.kind, 0.0))
-        self._flights.append(Flight(unit.kind, sms, expected_ms, due_ms, begin, end))
+        self._flights.append(Flight(unit.kind, sms, predicted_ms, expected_ms, from_ms, begin, end))
         self.launched += 1
         tokens = self.work.state.tokens
         if not self.progress or tokens != self.progress[-1][1]:

@@ -1,0 +1,128 @@
+"""Finetuning around the decode steps of a loop: a turn before each, units beside it, the next turn begun behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backends.cuda.serving.decoder import Decoder
+from backends.cuda.serving.hosted_job import Job
+from backends.cuda.serving.partitions import Partitions
+from backends.cuda.serving.plan_book import PlanBook
+from backends.cuda.serving.recorder import HeldPlan
+from backends.cuda.serving.timeline import Timeline
+from backends.cuda.serving.turn import Lead, Turn, goes_first
+from backends.cuda.serving.unit_pump import Behind, UnitPump
+
+
+class Interleaving:
+    """What is in flight when, between and during the steps of one decoder; nothing here waits for the GPU but `beside`."""
+
+    def __init__(
+        self, decoder: Decoder, partitions: Partitions, timeline: Timeline, plans: PlanBook, job: Job | None
+    ) -> None:
+        """No step was launched yet."""
+        self.lead = Lead()
+        self._decoder = decoder
+        self._partitions = partitions
+        self._timeline = timeline
+        self._plans = plans
+        self._job = job
+        self._turn: Turn | None = None  # of the coming step
+        self._taken: Turn | None = None  # of the step under way
+        self._decode_ms: dict[int, float] = {}  # the last decode graph on so many SMs
+
+    def pump(self, held: HeldPlan) -> UnitPump | None:
+        """Where units come from under a plan; `None`: it has none."""
+        running = self._job is not None and held.plan.jobs and self._job.pump.running
+        return self._job.pump if self._job is not None and running else None
+
+    def drop_turn(self) -> float:
+        """The coming step has no turn, or another one: what is in flight runs out. Returns how long it had lasted."""
+        turn, self._turn = self._turn, None
+        self._plans.turn_begun = False
+        return 0.0 if turn is None else self._timeline.now_ms() - max(self._plans.boundary_ms, turn.begun_ms)
+
+    def take_turn(self, held: HeldPlan, interrupted: Callable[[float], bool]) -> bool:
+        """Units until the turn of the coming step is over; `False`: ``interrupted(until_ms)``, and it may go on later."""
+        pump = self.pump(held)
+        if pump is not None and held.turn_budget_ms:
+            self._turn = self._turn or Turn(pump, self._timeline)
+            self._plans.turn_begun = True
+            # What the host needs between two steps comes off the turn, unless the policy knew of it.
+            until_ms = self._plans.boundary_ms + held.elapsed_ms + held.turn_budget_ms
+            while not interrupted(until_ms):
+                if self._turn.advance(until_ms, self.lead.ms):
+                    break
+            else:
+                return False
+        self._taken = self._turn
+        self.drop_turn()
+        return True
+
+    def order(self, decode_sms: int) -> None:
+        """Decode waits, on the GPU, for a unit that still runs on SMs that it takes."""
+        flight = self._job.pump.last if self._job is not None else None
+        if flight is not None and self._decoder.stream is not None and self._crosses(flight.sms, decode_sms):
+            self._decoder.stream.wait_event(flight.end)
+
+    def beside(self, held: HeldPlan, ready_ms: float, meanwhile: Callable[[float | None], bool]) -> None:
+        """Until the step launched at ``ready_ms`` is over: units beside it, then the first ones of the next turn, behind it.
+
+        ``meanwhile(due_ms)`` may use the host for what has time until then, and says whether the plan goes on.
+        """
+        pump, due_ms = self.pump(held), self._due_ms(held.plan.decode_sms, ready_ms)
+        finetune_sms, limit_ms = held.finetune_sms, held.plan.hold.max_step_ms
+        while True:
+            now_ms = self._timeline.now_ms()
+            goes_on = meanwhile(due_ms)
+            late = limit_ms is not None and now_ms - self._plans.boundary_ms > limit_ms
+            if pump is not None and not late:
+                if due_ms is not None and self._turn is None and goes_on:
+                    self._begin_turn(held, pump, due_ms)
+                if due_ms is not None and self._turn is not None:
+                    self._advance_behind(held, self._turn, due_ms)
+                elif finetune_sms:
+                    pump.keep_busy(finetune_sms, due_ms if due_ms is not None and due_ms > now_ms else None)
+            if self._decoder.done():
+                return
+
+    def over(self, held: HeldPlan, now_ms: float, decode_ms: float) -> float:
+        """The step is over: the next turn goes on while the host reads the results. Returns how long its own turn was."""
+        if self._turn is not None:
+            self._turn.advance(now_ms + held.turn_budget_ms, self.lead.ms)
+        self._decode_ms[held.plan.decode_sms] = decode_ms
+        marks = self._taken.marks if self._taken is not None else None
+        self._taken = None
+        return self._timeline.between_ms(*marks) if marks is not None and self._timeline.passed(marks[1]) else 0.0
+
+    def _begin_turn(self, held: HeldPlan, pump: UnitPump, due_ms: float) -> None:
+        """Begin the next step's turn before this one is over, if that is sure to come and it is time for it."""
+        left_ms, lead_ms = due_ms - self._timeline.now_ms(), self.lead.ms
+        if held.steps_left < 2 or left_ms > lead_ms or held.turn_budget_ms < 2.0 * lead_ms:
+            return
+        if goes_first(pump, held.finetune_sms, self._behind(due_ms)):
+            self._turn = Turn(pump, self._timeline)
+            self._plans.turn_begun = True
+
+    def _advance_behind(self, held: HeldPlan, turn: Turn, due_ms: float) -> None:
+        behind = self._behind(due_ms)
+        lead_ms = behind.due_ms - self._timeline.now_ms() + self.lead.ms
+        turn.advance(behind.due_ms + held.turn_budget_ms, lead_ms, behind, due_ms)
+
+    def _behind(self, due_ms: float) -> Behind:
+        """Behind the step that was launched, which is over at ``due_ms`` or, if that has passed, any time now."""
+        return Behind(self._decoder.launched_end, max(self._timeline.now_ms(), due_ms))
+
+    def _due_ms(self, decode_sms: int, ready_ms: float) -> float | None:
+        """When the step launched at ``ready_ms`` should be over; `None`: nothing is known, or on a CPU, where it is over."""
+        decode_ms = self._decode_ms.get(decode_sms)
+        if decode_ms is None or self._decoder.stream is None:
+            return None
+        flight = self._job.pump.last if self._job is not None else None
+        if self._job is None or flight is None or not self._crosses(flight.sms, decode_sms):
+            return ready_ms + decode_ms
+        return max(ready_ms, self._job.pump.due_ms) + decode_ms
+
+    def _crosses(self, sms: int, decode_sms: int) -> bool:
+        """Whether a unit on ``sms`` SMs has some that decode takes."""
+        return sms + decode_sms > self._partitions.total_sms
