@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,29 +34,25 @@ class Curve:
         left = right - 1
         return ys[left] + (ys[right] - ys[left]) / (xs[right] - xs[left]) * (x - xs[left])
 
-    def run(self, x: float, step: float, ratios: list[float]) -> list[float]:
-        """Values at ``x``, ``x + step``, .. (``step >= 0``) times one of ``ratios`` each: `at` gives the same one by one."""
-        xs, ys, count = self.xs, self.ys, len(ratios)
+    def run(self, x: int, step: int, ratios: list[float]) -> list[float]:
+        """Values at ``x``, ``x + step``, .. (``step >= 1``) times one of ``ratios`` each: `at` gives the same one by one."""
+        xs, ys = self.xs, self.ys
         if len(xs) == 1:
             return [ys[0] * ratio for ratio in ratios]
         values: list[float] = []
         last = len(xs) - 1
         right = min(max(bisect_left(xs, x), 1), last)
-        done = 0
-        while done < count:
-            left = right - 1
-            base_x, base_y = xs[left], ys[left]
+        places = range(x, x + step * len(ratios), step)
+        while places:
+            base_x, base_y = xs[right - 1], ys[right - 1]
             slope = (ys[right] - base_y) / (xs[right] - base_x)
-            if right == last or x + step * (count - 1) <= xs[right]:
-                until = count
-            else:
-                until = done
-                while until < count and x + step * until <= xs[right]:
-                    until += 1
-            here = ratios if until - done == count else ratios[done:until]
-            values += [(base_y + slope * (x + step * k - base_x)) * ratio for k, ratio in enumerate(here, done)]
-            done = until
-            right = min(right + 1, last)
+            on_line = len(places) if right == last or places[-1] <= xs[right] else bisect_right(places, xs[right])
+            values += [
+                (base_y + slope * (place - base_x)) * ratio
+                for place, ratio in zip(places[:on_line], ratios[:on_line], strict=True)
+            ]
+            places, ratios = places[on_line:], ratios[on_line:]
+            right += 1
         return values
 
 

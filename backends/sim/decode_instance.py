@@ -23,6 +23,7 @@ from backends.sim.request import SimRequest
 from backends.sim.running_batch import RunningBatch
 from backends.sim.step_layout import HeldPlan, Span, StepLayout, StepScheduler
 from backends.sim.step_recorder import StepRecorder
+from backends.sim.turns import Turn
 from backends.sim.waiting_line import WaitingLine
 from harli_core.errors import AuditError
 from harli_core.loop import DecisionLoop
@@ -88,6 +89,7 @@ class DecodeInstance:
         self._recorder = StepRecorder(index, device, job, job_memory, steps, limits.qos_ms)
         self._preempted = preempted
         self._finished = finished
+        self._total_sms = device.capabilities.total_sms
         self._splits = {split.decode_sms: split for split in device.capabilities.splits}
         self._batch = RunningBatch(allocator.tokens, requests)
         self._queue = WaitingLine(allocator.tokens, reservation, limits.max_batch)
@@ -157,17 +159,18 @@ class DecodeInstance:
         return self._env.timeout(max(0.0, time_ms - self._env.now))
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
-        batch = self._batch
+        batch, memory = self._batch, self.memory
         while True:
-            if self.memory is not None:
-                self.memory.poll(self._now_ms())
+            if memory is not None and memory.fences:
+                memory.poll(self._now_ms())
             self._queue.join(batch)
+            steps_held = self._steps_held()
             if not batch and not self._queue:
                 yield from self._wait_for_requests()
-            elif self._turn_start_ms is not None and not (self._steps_held() and batch.can_grow()):
+            elif self._turn_start_ms is not None and not (steps_held and batch.can_grow()):
                 yield from self._call_off_turn(self._turn_start_ms)
             elif batch and batch.can_grow():
-                yield from self._decode()
+                yield from self._decode(steps_held)
             else:
                 yield from self._make_room()
 
@@ -212,11 +215,13 @@ class DecodeInstance:
             raise AuditError(f"instance {self.index}: request {waiting} fits, but no memory can be freed for it")
         self._preempted(batch.preempt())
 
-    def _decode(self) -> Generator[simpy.Event, Any, None]:
-        """Lay steps out under the plan in force, or a new one, live through them, and settle what really happened."""
-        held, steps = self._held, self._steps_held()
-        span = self._open(held) if held is not None and steps else self._decide()
-        steps = min(steps or span.held.steps_left, self._batch.steps_left())
+    def _decode(self, steps_held: int) -> Generator[simpy.Event, Any, None]:
+        """Lay steps out under the plan in force, or a new one, live through them, and settle what really happened.
+
+        The plan in force can go on for ``steps_held`` steps.
+        """
+        span = self._open(self._held) if self._held is not None and steps_held else self._decide()
+        steps = min(steps_held or span.held.steps_left, self._batch.steps_left())
         layout = StepLayout()
         self._ahead = (span, layout)
         while not layout.ended and len(layout.ends_ms) < steps:
@@ -226,7 +231,7 @@ class DecodeInstance:
                 yield self._wait_until(layout.ends_ms[-1])
             except simpy.Interrupt:
                 running = min(len(layout.ends_ms) - 1, bisect_left(layout.ends_ms, self._env.now))
-                if span.held.turn_ms and layout.in_turn(running, self._env.now):
+                if span.held.turn is not None and layout.in_turn(running, self._env.now):
                     layout.cut(running)
                     self._leave_in_turn(span, layout)
                     break
@@ -250,11 +255,13 @@ class DecodeInstance:
         plan = self._loop.decide(view)
         copied_ms = self._apply_memory(plan)
         split: Split | None = None
-        turn_ms = 0.0
+        turn: Turn | None = None
         if job is not None and job.ready and plan.jobs:
             split = self._splits[plan.decode_sms] if any(part.sms for part in plan.jobs) else None
-            turn_ms = plan.jobs[0].turn_ms
-        self._held = HeldPlan(plan, split, turn_ms, plan.hold.steps)
+            if plan.jobs[0].turn_ms:
+                beside_sms = split.finetune_sms if split is not None else 0
+                turn = Turn(plan.jobs[0].turn_ms, self._total_sms, plan.decode_sms, beside_sms)
+        self._held = HeldPlan(plan, split, turn, plan.hold.steps)
         span = self._open(self._held)
         span.elapsed_ms, span.copied_ms = view.elapsed_ms, copied_ms
         span.turned_ms, self._turned_ms = self._turned_ms, 0.0
@@ -277,7 +284,7 @@ class DecodeInstance:
             tokens.rows_in_use,
             tokens.rows_withheld,
             self.allocator.free_but_unlendable_bytes,
-            self.job.snapshot() if self.job is not None and held.turn_ms else None,
+            self.job.snapshot() if self.job is not None and held.turn is not None else None,
         )
 
     def _leave_in_turn(self, span: Span, layout: StepLayout) -> None:
