@@ -150,9 +150,7 @@ class StepScheduler:
             return span.copied_ms + job.finish_unit()
         return span.copied_ms
 
-    def _take_turns(
-        self, turn: Turn, span: Span, layout: StepLayout, start_ms: float, decode_ms: list[float]
-    ) -> None:
+    def _take_turns(self, turn: Turn, span: Span, layout: StepLayout, start_ms: float, decode_ms: list[float]) -> None:
         """Steps that begin with a turn of whole units."""
         job, split, done = self._job, span.held.split, len(layout.ends_ms)
         assert job is not None, "a turn belongs to a job"
