@@ -8,7 +8,7 @@ finetuning's turn ends it at the next unit, and joins the step whose decode is y
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +101,7 @@ class DecodeInstance:
         self._turn_start_ms: float | None = None
         self._ahead: tuple[Span, StepLayout] | None = None
         self._idle: tuple[StepPlan, float] | None = None
-        self._may_interrupt = False
+        self._last_boundary: simpy.Event | None = None
         self._awaited: simpy.Event | None = None
         self._process = env.process(self._run())
 
@@ -112,9 +112,9 @@ class DecodeInstance:
         if self._awaited is not None:
             self._awaited.succeed()
             self._awaited = None
-        elif self._may_interrupt:
-            self._may_interrupt = False
-            self._process.interrupt()
+        elif self._last_boundary is not None and self._ahead is not None:
+            self._cut_short(*self._ahead, self._last_boundary)
+            self._last_boundary = None
 
     def kv_load_tokens(self) -> int:
         """Tokens held now and promised to requests in the queue."""
@@ -226,20 +226,30 @@ class DecodeInstance:
         self._ahead = (span, layout)
         while not layout.ended and len(layout.ends_ms) < steps:
             self._scheduler.extend(span, layout, steps - len(layout.ends_ms))
-            self._may_interrupt = True
+            self._last_boundary = self._wait_until(layout.ends_ms[-1])
             try:
-                yield self._wait_until(layout.ends_ms[-1])
+                yield self._last_boundary
             except simpy.Interrupt:
-                running = min(len(layout.ends_ms) - 1, bisect_left(layout.ends_ms, self._env.now))
-                if span.held.turn is not None and layout.in_turn(running, self._env.now):
-                    layout.cut(running)
-                    self._leave_in_turn(span, layout)
-                    break
-                layout.cut(running + 1)
-                yield self._wait_until(layout.ends_ms[-1])
+                layout.cut(layout.running(self._env.now))
+                self._leave_in_turn(span, layout)
                 break
-        self._may_interrupt = False
+            if self._last_boundary is None:
+                break
+        self._last_boundary = None
         self._settle(span, layout)
+
+    def _cut_short(self, span: Span, layout: StepLayout, last_boundary: simpy.Event) -> None:
+        """A request arrived amid the steps of ``layout``: what waits for the last of them is to wait for the one under way.
+
+        If that one's decode is yet to be launched, the process hears of the request at once.
+        """
+        running = layout.running(self._env.now)
+        if span.held.turn is not None and layout.in_turn(running, self._env.now):
+            self._process.interrupt()
+            return
+        layout.cut(running + 1)
+        boundary = self._wait_until(layout.ends_ms[-1])
+        boundary.callbacks, last_boundary.callbacks = last_boundary.callbacks, boundary.callbacks
 
     def _steps_held(self) -> int:
         """For how many steps the plan in force can go on with the batch as it is now."""

@@ -30,6 +30,7 @@ class BatchPoint:
     the batch lies outside); ``colocated``: the slowdown was measured at such batches.
     """
 
+    noise: RecordedNoise
     step_ms: Curve
     contexts: tuple[float, float] | None
     colocated: bool
@@ -64,8 +65,8 @@ class DeviceModel:
 
         ``beside`` is the split when finetuning runs at the same time, `None` when decode is alone on ``decode_sms`` SMs.
         """
-        noise = self._solo_noise if beside is None else self._shared_noise[beside]
-        return self._at(decode_sms, beside, batch).step_ms.run(kv_tokens, batch, noise.take(instance, step, count))
+        point = self._at(decode_sms, beside, batch)
+        return point.step_ms.run(kv_tokens, batch, point.noise.take(instance, step, count))
 
     def count_steps(self, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None) -> None:
         """Count ``count`` steps that really ran, and whether their durations were measured or prolonged."""
@@ -117,12 +118,16 @@ class DeviceModel:
         curves = self._solo[decode_sms]
         solo_ms, contexts = curves.curve(batch), curves.measured_contexts(batch)
         if beside is None:
-            return BatchPoint(solo_ms, contexts, colocated=True, unit_slowdown=1.0)
+            return BatchPoint(self._solo_noise, solo_ms, contexts, colocated=True, unit_slowdown=1.0)
         slowdowns = self._slowdown[beside]
         least, largest = slowdowns.batches[0], slowdowns.batches[-1]
         slowdown = slowdowns.curve(min(max(batch, least), largest))
         return BatchPoint(
-            product(solo_ms, slowdown), contexts, least <= batch <= largest, self._unit_slowdown[beside].at(batch)
+            self._shared_noise[beside],
+            product(solo_ms, slowdown),
+            contexts,
+            least <= batch <= largest,
+            self._unit_slowdown[beside].at(batch),
         )
 
 

@@ -71,6 +71,10 @@ class StepLayout:
     states: list[JobState] = field(default_factory=list)
     ended: bool = False
 
+    def running(self, now_ms: float) -> int:
+        """The step that is under way at ``now_ms``, which lies before the last boundary or on it."""
+        return min(len(self.ends_ms) - 1, bisect_left(self.ends_ms, now_ms))
+
     def in_turn(self, step: int, now_ms: float) -> bool:
         """Whether at ``now_ms``, within ``step``, decode has not been launched yet."""
         return now_ms < self.ends_ms[step] - self.decode_ms[step]
