@@ -39,21 +39,23 @@ class Curve:
         xs, ys = self.xs, self.ys
         if len(xs) == 1:
             return [ys[0] * ratio for ratio in ratios]
-        values: list[float] = []
         last = len(xs) - 1
         right = min(max(bisect_left(xs, x), 1), last)
         places = range(x, x + step * len(ratios), step)
-        while places:
-            base_x, base_y = xs[right - 1], ys[right - 1]
-            slope = (ys[right] - base_y) / (xs[right] - base_x)
-            on_line = len(places) if right == last or places[-1] <= xs[right] else bisect_right(places, xs[right])
-            values += [
-                (base_y + slope * (place - base_x)) * ratio
-                for place, ratio in zip(places[:on_line], ratios[:on_line], strict=True)
-            ]
+        values: list[float] = []
+        while places and places[-1] > xs[right] and right < last:
+            on_line = bisect_right(places, xs[right])
+            values += self._left_of(right, places[:on_line], ratios[:on_line])
             places, ratios = places[on_line:], ratios[on_line:]
             right += 1
-        return values
+        rest = self._left_of(right, places, ratios)
+        return values + rest if values else rest
+
+    def _left_of(self, right: int, places: range, ratios: list[float]) -> list[float]:
+        """Values on the line that ends at knot ``right``."""
+        base_x, base_y = self.xs[right - 1], self.ys[right - 1]
+        slope = (self.ys[right] - base_y) / (self.xs[right] - base_x)
+        return [(base_y + slope * (x - base_x)) * ratio for x, ratio in zip(places, ratios, strict=True)]
 
 
 def product(first: Curve, second: Curve) -> Curve:
