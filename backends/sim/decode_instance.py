@@ -164,15 +164,16 @@ class DecodeInstance:
             if memory is not None and memory.fences:
                 memory.poll(self._now_ms())
             self._queue.join(batch)
+            grows = bool(batch) and batch.can_grow()
             steps_held = self._steps_held()
-            if not batch and not self._queue:
-                yield from self._wait_for_requests()
-            elif self._turn_start_ms is not None and not (steps_held and batch.can_grow()):
+            if self._turn_start_ms is not None and not (steps_held and grows):
                 yield from self._call_off_turn(self._turn_start_ms)
-            elif batch and batch.can_grow():
+            elif grows:
                 yield from self._decode(steps_held)
-            else:
+            elif batch or self._queue:
                 yield from self._make_room()
+            else:
+                yield from self._wait_for_requests()
 
     def _wait_for_requests(self) -> Generator[simpy.Event, Any, None]:
         """Nothing to decode: finetuning has what the plan gives it until a request arrives (or rows come back)."""

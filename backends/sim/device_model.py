@@ -72,10 +72,13 @@ class DeviceModel:
         """Count ``count`` steps that really ran, and whether their durations were measured or prolonged."""
         point = self._at(decode_sms, beside, batch)
         measured = point.contexts
-        inside = measured is not None and measured[0] * batch <= kv_tokens <= measured[1] * batch
-        self._count("decode", count, inside)
+        self.evaluated["decode"] += count
+        if measured is None or not measured[0] * batch <= kv_tokens <= measured[1] * batch:
+            self.extrapolated["decode"] += count
         if beside is not None:
-            self._count("colocated", count, point.colocated)
+            self.evaluated["colocated"] += count
+            if not point.colocated:
+                self.extrapolated["colocated"] += count
 
     def alone_ms(self, instance: int, step: int, batch: int, kv_tokens: int) -> float:
         """What this very step would have taken on the whole chip without finetuning; judges violations."""
@@ -99,13 +102,10 @@ class DeviceModel:
 
     def prefill_ms(self, tokens: int) -> float:
         """Duration of one whole prompt on a prefill GPU."""
-        self._count("prefill", 1, self._prefill.xs[0] <= tokens <= self._prefill.xs[-1])
+        self.evaluated["prefill"] += 1
+        if not self._prefill.xs[0] <= tokens <= self._prefill.xs[-1]:
+            self.extrapolated["prefill"] += 1
         return max(self._prefill.at(tokens), 0.0)
-
-    def _count(self, what: str, count: int, inside: bool) -> None:
-        self.evaluated[what] += count
-        if not inside:
-            self.extrapolated[what] += count
 
     def _at(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
         key = (decode_sms, beside is not None, batch)
