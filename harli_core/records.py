@@ -46,7 +46,7 @@ class RequestBook:
 
     def note_produced(self, index: int, remaining: int) -> None:
         """Request ``index`` still lacks ``remaining`` tokens."""
-        self.produced_tokens[index] = self.output_tokens[index] - remaining
+        self.produced_tokens[index] = self.output_tokens.item(index) - remaining
 
     def ttft_s(self) -> NDArray[np.float64]:
         """Arrival to first token of each request, NaN where there was none."""

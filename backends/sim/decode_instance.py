@@ -118,10 +118,11 @@ class DecodeInstance:
 
     def kv_load_tokens(self) -> int:
         """Tokens held now and promised to requests in the queue."""
-        grown = 0
+        kv_tokens = self._batch.kv_tokens + self._queue.kv_tokens
         if self._ahead is not None:
-            grown = len(self._batch) * bisect_right(self._ahead[1].ends_ms, self._env.now)
-        return self._batch.kv_tokens + grown + self._queue.kv_tokens
+            span, layout = self._ahead
+            kv_tokens += span.batch * bisect_right(layout.ends_ms, self._env.now)
+        return kv_tokens
 
     @property
     def unfinished(self) -> int:
