@@ -46,8 +46,11 @@ def distribution(
         return None
     found: dict[str, float | int] = {"count": count, "mean": float(np.average(values, weights=weights))}
     levels = list(QUANTILES.values())
-    quantiles = quantiles_of_many if weights is not None and len(values) > MANY else _numpy_quantiles
-    found.update(zip(QUANTILES, quantiles(values, weights, levels), strict=True))
+    if weights is None or len(values) <= MANY:
+        quantiles = _numpy_quantiles(values, weights, levels)
+    else:
+        quantiles = quantiles_of_many(values, weights, levels)
+    found.update(zip(QUANTILES, quantiles, strict=True))
     found["max"] = float(values.max())
     return found
 
