@@ -13,8 +13,8 @@ from backends.sim.turns import Turn, TurnSteps, take_turns
 from harli_core.types import Split, StepPlan
 
 STEPS_AHEAD, TURNS_AHEAD = 64, 20
-"""Steps laid out for one event of the simulation: without turns a step costs little, with turns it is worth less to lay
-out one that an arrival then undoes."""
+"""Steps laid out for one event of the simulation: those that an arrival undoes were laid out in vain, and steps with turns
+cost more."""
 
 
 @dataclass(slots=True)
