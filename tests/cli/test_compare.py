@@ -186,11 +186,11 @@ def _sleep(task: tuple[str, float]) -> float:
 
 
 def test_what_takes_longest_goes_first_once_it_is_known() -> None:
-    """One of each kind in order, then the rest of the slow kind, then the rest of the quick one."""
-    tasks = [("quick", 0.0), ("slow", 0.5), ("quick", 0.001), ("slow", 0.501)]
+    """One of each kind in order (the first starts the process), then the slow kind's other, then the quick one's."""
+    tasks = [("first", 0.0), ("quick", 0.001), ("slow", 0.5), ("quick", 0.002), ("slow", 0.501)]
     order: list[tuple[str, float]] = []
-    assert run_all(tasks, _sleep, 1, order.append, lambda task: task[0]) == [0.0, 0.5, 0.001, 0.501]
-    assert order == [tasks[0], tasks[1], tasks[3], tasks[2]]
+    assert run_all(tasks, _sleep, 1, order.append, lambda task: task[0]) == [0.0, 0.001, 0.5, 0.002, 0.501]
+    assert order == [tasks[0], tasks[1], tasks[2], tasks[4], tasks[3]]
 
 
 def _workers(pid: int) -> set[int]:
