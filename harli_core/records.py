@@ -46,7 +46,7 @@ class RequestBook:
 
     def note_produced(self, index: int, remaining: int) -> None:
         """Request ``index`` still lacks ``remaining`` tokens."""
-        self.produced_tokens[index] = self.output_tokens[index] - remaining
+        self.produced_tokens[index] = self.output_tokens.item(index) - remaining
 
     def ttft_s(self) -> NDArray[np.float64]:
         """Arrival to first token of each request, NaN where there was none."""
@@ -114,18 +114,25 @@ class StepBook:
         span: tuple[float, ...],
         latency_ms: list[float],
         decode_ms: list[float],
-        turn_ms: list[float],
+        turn_ms: list[float] | None,
         join_gap_ms: list[float],
     ) -> None:
         """Keep the steps of one plan.
 
         ``span`` follows `SPAN_FIELDS`; ``join_gap_ms`` are the gaps since their last token of requests that joined.
+        ``turn_ms`` is `None` where every step is its decode and nothing else, but for the wait before the first.
         """
         self._spans += _SPAN.pack(*span)
-        self.steps.append(len(latency_ms))
-        self.latency_ms.fromlist(latency_ms)
+        count = len(latency_ms)
+        self.steps.append(count)
         self.decode_ms.fromlist(decode_ms)
-        self.turn_ms.fromlist(turn_ms)
+        if turn_ms is None:
+            self.latency_ms += self.decode_ms[-count:]
+            self.latency_ms[-count] = latency_ms[0]
+            self.turn_ms.frombytes(bytes(count * self.turn_ms.itemsize))
+        else:
+            self.latency_ms.fromlist(latency_ms)
+            self.turn_ms.fromlist(turn_ms)
         self.join_gap_ms.fromlist(join_gap_ms)
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,14 @@ from harli_core.hardware import GpuSheet
 from harli_core.model import ModelShape
 from harli_core.records import COMPLETED, REJECTED, RequestBook, StepBook
 
+BINS, MANY, NARROW = 4096, 1 << 16, 1e-9
+"""More than so many values with weights are counted into bins before those around a quantile are sorted, unless their
+range is so small a part of themselves that bins would have no width."""
+
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+
+TokenGaps = tuple[NDArray[np.float64], NDArray[np.int64]]
+"""Gaps between tokens in milliseconds, and how many requests had each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +46,53 @@ def distribution(
         return None
     found: dict[str, float | int] = {"count": count, "mean": float(np.average(values, weights=weights))}
     levels = list(QUANTILES.values())
-    quantiles = np.quantile(values, levels, method="inverted_cdf", weights=weights)
-    found.update(zip(QUANTILES, quantiles.tolist(), strict=True))
+    if weights is None or len(values) <= MANY:
+        quantiles = _numpy_quantiles(values, weights, levels)
+    else:
+        quantiles = quantiles_of_many(values, weights, levels)
+    found.update(zip(QUANTILES, quantiles, strict=True))
     found["max"] = float(values.max())
+    return found
+
+
+def _numpy_quantiles(
+    values: NDArray[np.float64], weights: NDArray[np.int64] | None, levels: Sequence[float]
+) -> list[float]:
+    quantiles: list[float] = np.quantile(values, levels, method="inverted_cdf", weights=weights).tolist()
+    return quantiles
+
+
+def quantiles_of_many(values: NDArray[np.float64], weights: NDArray[np.int64], levels: Sequence[float]) -> list[float]:
+    """What `numpy.quantile` finds with ``inverted_cdf``, for ``levels`` in (0, 1); some weight must be positive.
+
+    To sort millions of values takes longer than the rest of a summary, so only those in a level's narrow bin are sorted.
+    """
+    least, most = float(values.min()), float(values.max())
+    if most - least < NARROW * max(abs(least), abs(most)):
+        return _numpy_quantiles(values, weights, levels)
+    in_bin, edges = np.histogram(values, bins=BINS, weights=weights)
+    up_to = np.cumsum(in_bin)
+    total = up_to[-1]
+    found: list[float] = []
+    for level in levels:
+        chosen = int(np.searchsorted(up_to / total, level))
+        below = up_to[chosen] - in_bin[chosen]
+        inside = (values >= edges[chosen]) & (values <= edges[chosen + 1])
+        near, near_weights = values[inside], weights[inside]
+        order = np.argsort(near)
+        place = int(np.searchsorted((below + np.cumsum(near_weights[order])) / total, level))
+        found.append(float(near[order[place]]))
     return found
 
 
 def summarise(requests: RequestBook, steps: StepBook, facts: RunFacts) -> dict[str, Any]:
     """All result sections except what only a backend knows (its own counters, utilisation)."""
+    gaps = token_gaps(steps)
     return {
         "requests": request_counts(requests),
         "duration_s": facts.duration_s,
-        **request_latencies(requests, steps),
-        "itl_over_target": itl_over_target(steps, facts),
+        **request_latencies(requests, gaps),
+        "itl_over_target": itl_over_target(gaps, facts),
         **slo(requests, facts),
         "steps": step_section(steps, facts),
         "finetune": finetune_section(facts),
@@ -77,17 +119,17 @@ def request_counts(book: RequestBook) -> dict[str, Any]:
     }
 
 
-def request_latencies(book: RequestBook, steps: StepBook) -> dict[str, Any]:
+def request_latencies(book: RequestBook, gaps: TokenGaps) -> dict[str, Any]:
     """TTFT, TPOT and ITL in milliseconds."""
     ttft_s, tpot_s = book.ttft_s(), book.tpot_s()
     return {
         "ttft_ms": distribution(ttft_s[np.isfinite(ttft_s)] * 1000.0),
         "tpot_ms": distribution(tpot_s[np.isfinite(tpot_s)] * 1000.0),
-        "itl_ms": distribution(*token_gaps(steps)),
+        "itl_ms": distribution(*gaps),
     }
 
 
-def token_gaps(steps: StepBook) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def token_gaps(steps: StepBook) -> TokenGaps:
     """Gaps between tokens in milliseconds, and how many requests had each of them.
 
     One gap for each request of a step that was in the step before; a request that joins has a gap of its own, from its
@@ -103,9 +145,9 @@ def token_gaps(steps: StepBook) -> tuple[NDArray[np.float64], NDArray[np.int64]]
     return gaps_ms, gap_weights
 
 
-def itl_over_target(steps: StepBook, facts: RunFacts) -> dict[str, int | float | None]:
+def itl_over_target(gaps: TokenGaps, facts: RunFacts) -> dict[str, int | float | None]:
     """How many gaps between tokens were longer than the target, and their share of all gaps."""
-    gaps_ms, weights = token_gaps(steps)
+    gaps_ms, weights = gaps
     count, total = int(weights[gaps_ms > facts.qos_ms].sum()), int(weights.sum())
     return {"count": count, "share": count / total if total else None}
 

@@ -97,16 +97,20 @@ class Hybrid:
         return spent_ms(view, self._context.capabilities.total_sms - decode_sms)
 
     def _best(self, view: StepView, room: RoomyHold) -> Pace | None:
-        heaviest = self._context.predictor.predict(room.batch, room.kv_tokens)
+        lines = self._context.predictor.lines(room.batch)
         alone_rate, beside_rates = self._work_rates(view.jobs[0].unit_tokens)
+        in_flight = any(job.in_flight_sms for job in view.jobs)
+        budget_ms = self._target_ms - view.elapsed_ms
         best: Pace | None = None
         for choice in (WHOLE_CHIP, *range(len(beside_rates))):
             ring = self._monitor.ring(choice)
             if choice == WHOLE_CHIP:
-                decode_ms, beside_rate = heaviest.whole_chip_ms, 0.0
+                (fixed_ms, token_ms), beside_rate = lines.whole_chip, 0.0
             else:
-                decode_ms, beside_rate = heaviest.colocated_ms[choice], beside_rates[choice]
-            budget_ms = self._target_ms - self._spent_ms(view, self._partitions(choice)[0])
+                (fixed_ms, token_ms), beside_rate = lines.colocated[choice], beside_rates[choice]
+            decode_ms = fixed_ms + token_ms * room.kv_tokens
+            if in_flight:
+                budget_ms = self._target_ms - self._spent_ms(view, self._partitions(choice)[0])
             found = pace(choice, decode_ms * ring.centre, decode_ms * ring.bound, budget_ms, alone_rate, beside_rate)
             if found is None:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,30 +34,28 @@ class Curve:
         left = right - 1
         return ys[left] + (ys[right] - ys[left]) / (xs[right] - xs[left]) * (x - xs[left])
 
-    def run(self, x: float, step: float, ratios: list[float]) -> list[float]:
-        """Values at ``x``, ``x + step``, .. (``step >= 0``) times one of ``ratios`` each: `at` gives the same one by one."""
-        xs, ys, count = self.xs, self.ys, len(ratios)
+    def run(self, x: int, step: int, ratios: list[float]) -> list[float]:
+        """Values at ``x``, ``x + step``, .. (``step >= 1``) times one of ``ratios`` each: `at` gives the same one by one."""
+        xs, ys = self.xs, self.ys
         if len(xs) == 1:
             return [ys[0] * ratio for ratio in ratios]
-        values: list[float] = []
         last = len(xs) - 1
         right = min(max(bisect_left(xs, x), 1), last)
-        done = 0
-        while done < count:
-            left = right - 1
-            base_x, base_y = xs[left], ys[left]
-            slope = (ys[right] - base_y) / (xs[right] - base_x)
-            if right == last or x + step * (count - 1) <= xs[right]:
-                until = count
-            else:
-                until = done
-                while until < count and x + step * until <= xs[right]:
-                    until += 1
-            here = ratios if until - done == count else ratios[done:until]
-            values += [(base_y + slope * (x + step * k - base_x)) * ratio for k, ratio in enumerate(here, done)]
-            done = until
-            right = min(right + 1, last)
-        return values
+        places = range(x, x + step * len(ratios), step)
+        values: list[float] = []
+        while places and places[-1] > xs[right] and right < last:
+            on_line = bisect_right(places, xs[right])
+            values += self._left_of(right, places[:on_line], ratios[:on_line])
+            places, ratios = places[on_line:], ratios[on_line:]
+            right += 1
+        rest = self._left_of(right, places, ratios)
+        return values + rest if values else rest
+
+    def _left_of(self, right: int, places: range, ratios: list[float]) -> list[float]:
+        """Values on the line that ends at knot ``right``."""
+        base_x, base_y = self.xs[right - 1], self.ys[right - 1]
+        slope = (self.ys[right] - base_y) / (self.xs[right] - base_x)
+        return [(base_y + slope * (x - base_x)) * ratio for x, ratio in zip(places, ratios, strict=True)]
 
 
 def product(first: Curve, second: Curve) -> Curve:

@@ -8,7 +8,7 @@ finetuning's turn ends it at the next unit, and joins the step whose decode is y
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from backends.sim.request import SimRequest
 from backends.sim.running_batch import RunningBatch
 from backends.sim.step_layout import HeldPlan, Span, StepLayout, StepScheduler
 from backends.sim.step_recorder import StepRecorder
+from backends.sim.turns import Turn
 from backends.sim.waiting_line import WaitingLine
 from harli_core.errors import AuditError
 from harli_core.loop import DecisionLoop
@@ -88,6 +89,7 @@ class DecodeInstance:
         self._recorder = StepRecorder(index, device, job, job_memory, steps, limits.qos_ms)
         self._preempted = preempted
         self._finished = finished
+        self._total_sms = device.capabilities.total_sms
         self._splits = {split.decode_sms: split for split in device.capabilities.splits}
         self._batch = RunningBatch(allocator.tokens, requests)
         self._queue = WaitingLine(allocator.tokens, reservation, limits.max_batch)
@@ -99,7 +101,7 @@ class DecodeInstance:
         self._turn_start_ms: float | None = None
         self._ahead: tuple[Span, StepLayout] | None = None
         self._idle: tuple[StepPlan, float] | None = None
-        self._may_interrupt = False
+        self._last_boundary: simpy.Event | None = None
         self._awaited: simpy.Event | None = None
         self._process = env.process(self._run())
 
@@ -110,16 +112,17 @@ class DecodeInstance:
         if self._awaited is not None:
             self._awaited.succeed()
             self._awaited = None
-        elif self._may_interrupt:
-            self._may_interrupt = False
-            self._process.interrupt()
+        elif self._last_boundary is not None and self._ahead is not None:
+            self._cut_short(*self._ahead, self._last_boundary)
+            self._last_boundary = None
 
     def kv_load_tokens(self) -> int:
         """Tokens held now and promised to requests in the queue."""
-        grown = 0
+        kv_tokens = self._batch.kv_tokens + self._queue.kv_tokens
         if self._ahead is not None:
-            grown = len(self._batch) * bisect_right(self._ahead[1].ends_ms, self._env.now)
-        return self._batch.kv_tokens + grown + self._queue.kv_tokens
+            span, layout = self._ahead
+            kv_tokens += span.batch * bisect_right(layout.ends_ms, self._env.now)
+        return kv_tokens
 
     @property
     def unfinished(self) -> int:
@@ -157,19 +160,21 @@ class DecodeInstance:
         return self._env.timeout(max(0.0, time_ms - self._env.now))
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
-        batch = self._batch
+        batch, memory = self._batch, self.memory
         while True:
-            if self.memory is not None:
-                self.memory.poll(self._now_ms())
+            if memory is not None and memory.fences:
+                memory.poll(self._now_ms())
             self._queue.join(batch)
-            if not batch and not self._queue:
-                yield from self._wait_for_requests()
-            elif self._turn_start_ms is not None and not (self._steps_held() and batch.can_grow()):
+            grows = bool(batch) and batch.can_grow()
+            steps_held = self._steps_held()
+            if self._turn_start_ms is not None and not (steps_held and grows):
                 yield from self._call_off_turn(self._turn_start_ms)
-            elif batch and batch.can_grow():
-                yield from self._decode()
-            else:
+            elif grows:
+                yield from self._decode(steps_held)
+            elif batch or self._queue:
                 yield from self._make_room()
+            else:
+                yield from self._wait_for_requests()
 
     def _wait_for_requests(self) -> Generator[simpy.Event, Any, None]:
         """Nothing to decode: finetuning has what the plan gives it until a request arrives (or rows come back)."""
@@ -212,29 +217,41 @@ class DecodeInstance:
             raise AuditError(f"instance {self.index}: request {waiting} fits, but no memory can be freed for it")
         self._preempted(batch.preempt())
 
-    def _decode(self) -> Generator[simpy.Event, Any, None]:
-        """Lay steps out under the plan in force, or a new one, live through them, and settle what really happened."""
-        held, steps = self._held, self._steps_held()
-        span = self._open(held) if held is not None and steps else self._decide()
-        steps = min(steps or span.held.steps_left, self._batch.steps_left())
+    def _decode(self, steps_held: int) -> Generator[simpy.Event, Any, None]:
+        """Lay steps out under the plan in force, or a new one, live through them, and settle what really happened.
+
+        The plan in force can go on for ``steps_held`` steps.
+        """
+        span = self._open(self._held) if self._held is not None and steps_held else self._decide()
+        steps = min(steps_held or span.held.steps_left, self._batch.steps_left())
         layout = StepLayout()
         self._ahead = (span, layout)
         while not layout.ended and len(layout.ends_ms) < steps:
             self._scheduler.extend(span, layout, steps - len(layout.ends_ms))
-            self._may_interrupt = True
+            self._last_boundary = self._wait_until(layout.ends_ms[-1])
             try:
-                yield self._wait_until(layout.ends_ms[-1])
+                yield self._last_boundary
             except simpy.Interrupt:
-                running = min(len(layout.ends_ms) - 1, bisect_left(layout.ends_ms, self._env.now))
-                if span.held.turn_ms and layout.in_turn(running, self._env.now):
-                    layout.cut(running)
-                    self._leave_in_turn(span, layout)
-                    break
-                layout.cut(running + 1)
-                yield self._wait_until(layout.ends_ms[-1])
+                layout.cut(layout.running(self._env.now))
+                self._leave_in_turn(span, layout)
                 break
-        self._may_interrupt = False
+            if self._last_boundary is None:
+                break
+        self._last_boundary = None
         self._settle(span, layout)
+
+    def _cut_short(self, span: Span, layout: StepLayout, last_boundary: simpy.Event) -> None:
+        """A request arrived amid the steps of ``layout``: what waits for the last of them is to wait for the one under way.
+
+        If that one's decode is yet to be launched, the process hears of the request at once.
+        """
+        running = layout.running(self._env.now)
+        if span.held.turn is not None and layout.in_turn(running, self._env.now):
+            self._process.interrupt()
+            return
+        layout.cut(running + 1)
+        boundary = self._wait_until(layout.ends_ms[-1])
+        boundary.callbacks, last_boundary.callbacks = last_boundary.callbacks, boundary.callbacks
 
     def _steps_held(self) -> int:
         """For how many steps the plan in force can go on with the batch as it is now."""
@@ -250,11 +267,13 @@ class DecodeInstance:
         plan = self._loop.decide(view)
         copied_ms = self._apply_memory(plan)
         split: Split | None = None
-        turn_ms = 0.0
+        turn: Turn | None = None
         if job is not None and job.ready and plan.jobs:
             split = self._splits[plan.decode_sms] if any(part.sms for part in plan.jobs) else None
-            turn_ms = plan.jobs[0].turn_ms
-        self._held = HeldPlan(plan, split, turn_ms, plan.hold.steps)
+            if plan.jobs[0].turn_ms:
+                beside_sms = split.finetune_sms if split is not None else 0
+                turn = Turn(plan.jobs[0].turn_ms, self._total_sms, plan.decode_sms, beside_sms)
+        self._held = HeldPlan(plan, split, turn, plan.hold.steps)
         span = self._open(self._held)
         span.elapsed_ms, span.copied_ms = view.elapsed_ms, copied_ms
         span.turned_ms, self._turned_ms = self._turned_ms, 0.0
@@ -277,7 +296,7 @@ class DecodeInstance:
             tokens.rows_in_use,
             tokens.rows_withheld,
             self.allocator.free_but_unlendable_bytes,
-            self.job.snapshot() if self.job is not None and held.turn_ms else None,
+            self.job.snapshot() if self.job is not None and held.turn is not None else None,
         )
 
     def _leave_in_turn(self, span: Span, layout: StepLayout) -> None:

@@ -30,6 +30,7 @@ class BatchPoint:
     the batch lies outside); ``colocated``: the slowdown was measured at such batches.
     """
 
+    noise: RecordedNoise
     step_ms: Curve
     contexts: tuple[float, float] | None
     colocated: bool
@@ -64,17 +65,20 @@ class DeviceModel:
 
         ``beside`` is the split when finetuning runs at the same time, `None` when decode is alone on ``decode_sms`` SMs.
         """
-        noise = self._solo_noise if beside is None else self._shared_noise[beside]
-        return self._at(decode_sms, beside, batch).step_ms.run(kv_tokens, batch, noise.take(instance, step, count))
+        point = self._at(decode_sms, beside, batch)
+        return point.step_ms.run(kv_tokens, batch, point.noise.take(instance, step, count))
 
     def count_steps(self, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None) -> None:
         """Count ``count`` steps that really ran, and whether their durations were measured or prolonged."""
         point = self._at(decode_sms, beside, batch)
         measured = point.contexts
-        inside = measured is not None and measured[0] * batch <= kv_tokens <= measured[1] * batch
-        self._count("decode", count, inside)
+        self.evaluated["decode"] += count
+        if measured is None or not measured[0] * batch <= kv_tokens <= measured[1] * batch:
+            self.extrapolated["decode"] += count
         if beside is not None:
-            self._count("colocated", count, point.colocated)
+            self.evaluated["colocated"] += count
+            if not point.colocated:
+                self.extrapolated["colocated"] += count
 
     def alone_ms(self, instance: int, step: int, batch: int, kv_tokens: int) -> float:
         """What this very step would have taken on the whole chip without finetuning; judges violations."""
@@ -98,13 +102,10 @@ class DeviceModel:
 
     def prefill_ms(self, tokens: int) -> float:
         """Duration of one whole prompt on a prefill GPU."""
-        self._count("prefill", 1, self._prefill.xs[0] <= tokens <= self._prefill.xs[-1])
+        self.evaluated["prefill"] += 1
+        if not self._prefill.xs[0] <= tokens <= self._prefill.xs[-1]:
+            self.extrapolated["prefill"] += 1
         return max(self._prefill.at(tokens), 0.0)
-
-    def _count(self, what: str, count: int, inside: bool) -> None:
-        self.evaluated[what] += count
-        if not inside:
-            self.extrapolated[what] += count
 
     def _at(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
         key = (decode_sms, beside is not None, batch)
@@ -117,12 +118,16 @@ class DeviceModel:
         curves = self._solo[decode_sms]
         solo_ms, contexts = curves.curve(batch), curves.measured_contexts(batch)
         if beside is None:
-            return BatchPoint(solo_ms, contexts, colocated=True, unit_slowdown=1.0)
+            return BatchPoint(self._solo_noise, solo_ms, contexts, colocated=True, unit_slowdown=1.0)
         slowdowns = self._slowdown[beside]
         least, largest = slowdowns.batches[0], slowdowns.batches[-1]
         slowdown = slowdowns.curve(min(max(batch, least), largest))
         return BatchPoint(
-            product(solo_ms, slowdown), contexts, least <= batch <= largest, self._unit_slowdown[beside].at(batch)
+            self._shared_noise[beside],
+            product(solo_ms, slowdown),
+            contexts,
+            least <= batch <= largest,
+            self._unit_slowdown[beside].at(batch),
         )
 
 

@@ -36,6 +36,8 @@ class FinetuneJob:
         self.sms = 0
         self.stall_ms = 0.0
         self.ready = False
+        self._units = len(self.order)
+        self._step_tokens = shape.step_tokens
         self._unit_ms = unit_ms
         self._ends_ms: dict[int, list[float]] = {}
         self._walk_end = self._walk_ends()
@@ -43,13 +45,13 @@ class FinetuneJob:
     @property
     def tokens_done(self) -> int:
         """Training tokens of completed optimizer steps."""
-        return self.cursor.steps * self.shape.step_tokens
+        return self.cursor.steps * self._step_tokens
 
     @property
     def progress_tokens(self) -> float:
         """Training tokens including the optimizer step under way, in proportion to its units; for time series."""
-        share = (self.cursor.index + self.fraction) / len(self.order)
-        return (self.cursor.steps + share) * self.shape.step_tokens
+        share = (self.cursor.index + self.fraction) / self._units
+        return (self.cursor.steps + share) * self._step_tokens
 
     def in_flight_ms(self) -> float:
         """Time that the running unit still needs on its own partition, 0 between units."""
@@ -79,13 +81,13 @@ class FinetuneJob:
                     return
                 self.stall_ms += wait_ms
                 left_ms -= wait_ms / slowdown
-            limit = len(self.order) if self.swaps.settled else self._walk_end[index]
+            limit = self._units if self.swaps.settled else self._walk_end[index]
             here_ms = ends_ms[index] + self.fraction * (ends_ms[index + 1] - ends_ms[index])
             there_ms = here_ms + left_ms
             if there_ms < ends_ms[limit]:
                 reached = bisect_right(ends_ms, there_ms, index) - 1
                 self.fraction = (there_ms - ends_ms[reached]) / (ends_ms[reached + 1] - ends_ms[reached])
-                self.cursor.advance_to(reached)
+                self.cursor.index = reached
                 self.sms = sms if self.fraction else 0
                 return
             left_ms = max(0.0, there_ms - ends_ms[limit])
@@ -114,7 +116,7 @@ class FinetuneJob:
                     return used_ms
                 self.stall_ms += wait_ms
                 used_ms += wait_ms
-            limit = len(self.order) if self.swaps.settled else self._walk_end[index]
+            limit = self._units if self.swaps.settled else self._walk_end[index]
             reached = min(limit, bisect_right(ends_ms, ends_ms[index] + budget_ms - used_ms, index) - 1)
             if reached <= index:
                 return used_ms

@@ -38,8 +38,8 @@ class RowTrail:
 
     def since(self, step: int, held: dict[int, int]) -> None:
         """Add to ``held`` (row to tokens) what one member emitted from ``step`` on."""
-        for index in range(bisect_right(self._ends, step), len(self._ends)):
-            end, row = self._ends[index], self._rows[index]
+        first = bisect_right(self._ends, step)
+        for end, row in zip(self._ends[first:], self._rows[first:], strict=True):
             if row is not None:
                 held[row] = held.get(row, 0) + end - step
             step = end
@@ -155,6 +155,9 @@ class RunningBatch:
 
     def _follow(self, pieces: Pieces, width: int) -> None:
         """Note where the steps from here on put their tokens: whole steps in the trail, others at each member."""
+        if len(pieces) == 1:
+            self._trail.add(self._steps + pieces[0][1] // width, pieces[0][0])
+            return
         step, behind = self._steps, 0  # tokens of this step that lie in earlier pieces
         for row, tokens in pieces:
             left = tokens
@@ -186,7 +189,7 @@ class RunningBatch:
 
     def _remove(self, request: SimRequest) -> None:
         self._catch_up(request)
-        self._tokens.free(request.held.items())
+        self._tokens.free(request.held)
         request.held = {}
         self.kv_tokens -= request.kv_tokens
         self.members.remove(request)

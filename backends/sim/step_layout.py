@@ -9,24 +9,25 @@ from itertools import accumulate
 
 from backends.sim.device_model import DeviceModel
 from backends.sim.finetune_job import FinetuneJob, JobState
-from backends.sim.turns import Turn, take_turns
+from backends.sim.turns import Turn, TurnSteps, take_turns
 from harli_core.types import Split, StepPlan
 
-STEPS_AHEAD, TURNS_AHEAD = 64, 8
-"""Steps laid out for one event of the simulation: without turns a step costs little, with turns it is worth less to lay
-out one that an arrival then undoes."""
+STEPS_AHEAD, TURNS_AHEAD = 64, 20
+"""Steps laid out for one event of the simulation: those that an arrival undoes were laid out in vain, and steps with turns
+cost more."""
 
 
 @dataclass(slots=True)
 class HeldPlan:
     """A plan that is in force for ``steps_left`` steps more.
 
-    ``split`` is what decode shares (`None`: nothing runs beside it), ``turn_ms`` what finetuning has before each step.
+    ``split`` is what decode shares (`None`: nothing runs beside it), ``turn`` what finetuning has in each step, if it has
+    turns.
     """
 
     plan: StepPlan
     split: Split | None
-    turn_ms: float
+    turn: Turn | None
     steps_left: int
     fresh: bool = True
 
@@ -70,6 +71,10 @@ class StepLayout:
     states: list[JobState] = field(default_factory=list)
     ended: bool = False
 
+    def running(self, now_ms: float) -> int:
+        """The step that is under way at ``now_ms``, which lies before the last boundary or on it."""
+        return min(len(self.ends_ms) - 1, bisect_left(self.ends_ms, now_ms))
+
     def in_turn(self, step: int, now_ms: float) -> bool:
         """Whether at ``now_ms``, within ``step``, decode has not been launched yet."""
         return now_ms < self.ends_ms[step] - self.decode_ms[step]
@@ -98,30 +103,27 @@ class StepScheduler:
         self._exact_steps = exact_steps
 
     def extend(self, span: Span, layout: StepLayout, count: int) -> None:
-        """Lay out some of the next ``count`` steps: up to the plan's end (hold's bound broken, rows back) at most."""
+        """Lay out at most ``count`` steps more, at least one; sets ``layout.ended`` where the plan stops being valid."""
         held, done = span.held, len(layout.ends_ms)
-        count = min(count, 1 if self._exact_steps else TURNS_AHEAD if held.turn_ms else STEPS_AHEAD)
-        plan, job, batch = held.plan, self._job, span.batch
-        step, kv_tokens = span.step + done, span.kv_tokens + done * batch
-        decode_ms = self._device.decode_ms(self._index, step, batch, kv_tokens, count, plan.decode_sms, held.split)
+        turn, sms = held.turn, held.plan.decode_sms
+        count = min(count, 1 if self._exact_steps else STEPS_AHEAD if turn is None else TURNS_AHEAD)
+        step, kv_tokens = span.step + done, span.kv_tokens + done * span.batch
         start_ms = layout.ends_ms[-1] if done else span.start_ms
-        if job is not None and held.turn_ms:
-            self._with_turns(job, span, layout, start_ms, decode_ms)
+        decode_ms = self._device.decode_ms(self._index, step, span.batch, kv_tokens, count, sms, held.split)
+        if turn is not None:
+            self._take_turns(turn, span, layout, start_ms, decode_ms)
         else:
-            latency_ms = decode_ms.copy()
-            turn_ms = [0.0] * count
+            layout.latency_ms += decode_ms
+            layout.turn_ms += [0.0] * count
             if not done:
-                waited_ms = span.copied_ms
-                if job is not None and job.sms and job.sms + plan.decode_sms > self._total_sms:
-                    waited_ms += job.finish_unit()
-                latency_ms[0] += waited_ms
-                turn_ms[0] = span.turned_ms
-            layout.ends_ms.extend(list(accumulate(latency_ms, initial=start_ms))[1:])
-            if not done:
-                latency_ms[0] += span.elapsed_ms
-            layout.decode_ms.extend(decode_ms)
-            layout.latency_ms.extend(latency_ms)
-            layout.turn_ms.extend(turn_ms)
+                layout.latency_ms[0] += self._waited_ms(span)
+        ends_ms = layout.latency_ms[done:]
+        ends_ms[0] = start_ms + ends_ms[0]
+        layout.ends_ms += accumulate(ends_ms)
+        layout.decode_ms += decode_ms
+        if not done:
+            layout.latency_ms[0] += span.elapsed_ms
+            layout.turn_ms[0] += span.turned_ms
         self._end_where_the_hold_does(span, layout, done)
 
     def settle(self, span: Span, layout: StepLayout) -> None:
@@ -145,30 +147,22 @@ class StepScheduler:
         ratio = self._device.turn_noise(self._index, step, 1)[0]
         return ratio * self._job.turn_past(start_ms, (now_ms - start_ms) / ratio, self._total_sms)
 
-    def _with_turns(
-        self, job: FinetuneJob, span: Span, layout: StepLayout, start_ms: float, decode_ms: list[float]
-    ) -> None:
+    def _waited_ms(self, span: Span) -> float:
+        """How long decode waits before the first step of a span without turns."""
+        job = self._job
+        if job is not None and job.sms and job.sms + span.held.plan.decode_sms > self._total_sms:
+            return span.copied_ms + job.finish_unit()
+        return span.copied_ms
+
+    def _take_turns(self, turn: Turn, span: Span, layout: StepLayout, start_ms: float, decode_ms: list[float]) -> None:
         """Steps that begin with a turn of whole units."""
-        held, done = span.held, len(layout.ends_ms)
-        split = held.split
-        turn = Turn(
-            budget_ms=held.turn_ms,
-            total_sms=self._total_sms,
-            decode_sms=held.plan.decode_sms,
-            beside_sms=split.finetune_sms if split is not None else 0,
-            slowdown=self._device.unit_slowdown(split, span.batch) if split is not None else 1.0,
-        )
+        job, split, done = self._job, span.held.split, len(layout.ends_ms)
+        assert job is not None, "a turn belongs to a job"
+        slowdown = self._device.unit_slowdown(split, span.batch) if split is not None else 1.0
         delay_ms = 0.0 if done else span.copied_ms
         noise = self._device.turn_noise(self._index, span.step + done, len(decode_ms))
-        taken = take_turns(job, turn, start_ms, delay_ms, decode_ms, noise)
-        layout.ends_ms.extend(list(accumulate(taken.latency_ms, initial=start_ms))[1:])
-        if not done:
-            taken.latency_ms[0] += span.elapsed_ms
-            taken.turn_ms[0] += span.turned_ms
-        layout.decode_ms.extend(decode_ms)
-        layout.latency_ms.extend(taken.latency_ms)
-        layout.turn_ms.extend(taken.turn_ms)
-        layout.states.extend(taken.states)
+        steps = TurnSteps(layout.turn_ms, layout.latency_ms, layout.states)
+        take_turns(job, turn, slowdown, start_ms, delay_ms, decode_ms, noise, steps)
 
     def _end_where_the_hold_does(self, span: Span, layout: StepLayout, done: int) -> None:
         """Cut what lies behind the first step over the hold's bound, or behind the return of rows."""

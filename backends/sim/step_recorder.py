@@ -53,11 +53,12 @@ class StepRecorder:
             self._memory.resident_layers if self._memory is not None else 0,
             span.unlendable_bytes,
             (span.start_ms - span.elapsed_ms) / 1000.0,
-            held.turn_ms,
+            held.turn.budget_ms if held.turn is not None else 0.0,
             plan.predicted_ms if held.fresh and plan.predicted_ms is not None else math.nan,
             self._job.progress_tokens if self._job is not None else 0.0,
         )
-        self._book.add(columns, layout.latency_ms, layout.decode_ms, layout.turn_ms, gaps_ms)
+        turn_ms = None if held.turn is None and not span.turned_ms else layout.turn_ms
+        self._book.add(columns, layout.latency_ms, layout.decode_ms, turn_ms, gaps_ms)
         self._device.count_steps(span.batch, span.kv_tokens, len(layout.ends_ms), plan.decode_sms, split)
         if max(layout.latency_ms) > self._qos_ms:
             self._judge(span, layout.latency_ms)

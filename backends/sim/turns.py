@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from backends.sim.finetune_job import FinetuneJob, JobState
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Turn:
     """What a plan gives a job in every step: ``budget_ms`` on the whole chip, then ``beside_sms`` while decode runs.
 
-    ``decode_sms`` of ``total_sms`` are decode's; it waits for a unit that still runs on one of them. Beside decode a
-    unit takes ``slowdown`` times longer than alone.
+    ``decode_sms`` of ``total_sms`` are decode's; it waits for a unit that still runs on one of them.
     """
 
     budget_ms: float
     total_sms: int
     decode_sms: int
     beside_sms: int
-    slowdown: float
 
 
 @dataclass(slots=True)
@@ -36,37 +34,42 @@ class TurnSteps:
 def take_turns(
     job: FinetuneJob,
     turn: Turn,
+    slowdown: float,
     now_ms: float,
     delay_ms: float,
     decode_ms: Sequence[float],
     noise: Sequence[float],
-) -> TurnSteps:
-    """Move ``job`` from ``now_ms`` on through a step for each of ``decode_ms``; ``noise`` scales the real turns.
+    steps: TurnSteps,
+) -> None:
+    """Move ``job`` from ``now_ms`` on through a step for each of ``decode_ms``, which are added to ``steps``.
 
-    The first step begins with a wait of ``delay_ms``; decode waits for a unit that still runs on SMs that it takes.
+    Beside decode a unit takes ``slowdown`` times longer than alone; ``noise`` scales the real turns. The first step begins
+    with a wait of ``delay_ms``; decode waits for a unit that still runs on SMs that it takes.
     """
-    steps = TurnSteps([], [], [])
+    if job.swaps.settled:
+        _resident(job, turn, slowdown, delay_ms, decode_ms, noise, steps)
+        return
     for done, (step_ms, ratio) in enumerate(zip(decode_ms, noise, strict=True)):
         if job.swaps.settled:
-            _resident(job, turn, delay_ms, decode_ms[done:], noise[done:], steps)
-            break
+            _resident(job, turn, slowdown, delay_ms, decode_ms[done:], noise[done:], steps)
+            return
         turn_ms = job.turn(now_ms + delay_ms, turn.budget_ms, turn.total_sms) * ratio
         waited_ms, delay_ms = delay_ms, 0.0
         if job.sms and turn.decode_sms + job.sms > turn.total_sms:
             waited_ms += job.finish_unit()
         if turn.beside_sms:
-            job.run(now_ms + waited_ms + turn_ms, step_ms, turn.beside_sms, turn.slowdown)
+            job.run(now_ms + waited_ms + turn_ms, step_ms, turn.beside_sms, slowdown)
         latency_ms = waited_ms + turn_ms + step_ms
         now_ms += latency_ms
         steps.turn_ms.append(turn_ms)
         steps.latency_ms.append(latency_ms)
         steps.states.append(job.snapshot())
-    return steps
 
 
 def _resident(
     job: FinetuneJob,
     turn: Turn,
+    slowdown: float,
     delay_ms: float,
     decode_ms: Sequence[float],
     noise: Sequence[float],
@@ -77,23 +80,23 @@ def _resident(
     Most simulated time passes here, so the job's position is kept in local variables.
     """
     whole_ms, beside_ms = job.ends_ms(turn.total_sms), job.ends_ms(turn.beside_sms or turn.total_sms)
-    budget_ms, beside_sms, slowdown, size = turn.budget_ms, turn.beside_sms, turn.slowdown, len(job.order)
+    budget_ms, beside_sms, size, step_end_ms = turn.budget_ms, turn.beside_sms, len(job.order), beside_ms[-1]
     spare_sms = turn.total_sms - turn.decode_sms
     index, done_steps, fraction, sms, stall_ms = job.position()
     running_ms = job.ends_ms(sms or turn.total_sms)  # on the SMs that the cut unit runs on
     turns_ms, latencies_ms, states = steps.turn_ms, steps.latency_ms, steps.states
     for step_ms, ratio in zip(decode_ms, noise, strict=True):
-        used_ms = 0.0
+        turn_ms = used_ms = 0.0
+        following = index
         if fraction:
-            used_ms = (1.0 - fraction) * (running_ms[index + 1] - running_ms[index])
-            following = index + 1 if index + 1 < size else 0
-        else:
-            following = index
-        if used_ms + whole_ms[following + 1] - whole_ms[following] > budget_ms:
-            turn_ms = 0.0
-        else:
+            following += 1
+            used_ms = (1.0 - fraction) * (running_ms[following] - running_ms[index])
+            if following == size:
+                following = 0
+        if used_ms + whole_ms[following + 1] - whole_ms[following] <= budget_ms:
             if fraction:
-                done_steps += following == 0
+                if following == 0:
+                    done_steps += 1
                 index, fraction, sms = following, 0.0, 0
             while True:
                 reached = bisect_right(whole_ms, whole_ms[index] + budget_ms - used_ms, index) - 1
@@ -114,13 +117,11 @@ def _resident(
                 index = 0
                 done_steps += 1
         if beside_sms:
-            left_ms = step_ms / slowdown
-            while True:
-                there_ms = beside_ms[index] + fraction * (beside_ms[index + 1] - beside_ms[index]) + left_ms
-                if there_ms < beside_ms[size]:
-                    break
-                left_ms = max(0.0, there_ms - beside_ms[size])
-                index, fraction = 0, 0.0
+            there_ms = beside_ms[index] + step_ms / slowdown
+            if fraction:
+                there_ms = beside_ms[index] + fraction * (beside_ms[index + 1] - beside_ms[index]) + step_ms / slowdown
+            while there_ms >= step_end_ms:
+                there_ms, index = max(0.0, there_ms - step_end_ms), 0
                 done_steps += 1
             index = bisect_right(beside_ms, there_ms, index) - 1
             fraction = (there_ms - beside_ms[index]) / (beside_ms[index + 1] - beside_ms[index])
@@ -128,4 +129,4 @@ def _resident(
         turns_ms.append(turn_ms)
         latencies_ms.append(waited_ms + turn_ms + step_ms)
         states.append((index, done_steps, fraction, sms, stall_ms, None))
-    job.restore((index, done_steps, fraction, sms, stall_ms, None))
+    job.restore(states[-1])

@@ -149,7 +149,7 @@ def _run(cases: Sequence[Case], jobs: int | None, stage: Stage) -> list[tuple[Ca
         count += 1
         progress(count)
 
-    answers = run_all(cases, _work, jobs or len(os.sched_getaffinity(0)), done)
+    answers = run_all(cases, _work, jobs or len(os.sched_getaffinity(0)), done, lambda case: case.config.policy)
     return list(zip(cases, answers, strict=True))
 
 

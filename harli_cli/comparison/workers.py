@@ -5,8 +5,10 @@ Every lane is an executor with a single process. A pool of several would only sa
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -17,11 +19,17 @@ Answer = TypeVar("Answer")
 
 
 def run_all(
-    tasks: Sequence[Task], work: Callable[[Task], Answer], jobs: int, done: Callable[[Task], None]
+    tasks: Sequence[Task],
+    work: Callable[[Task], Answer],
+    jobs: int,
+    done: Callable[[Task], None],
+    alike: Callable[[Task], Hashable] | None = None,
 ) -> list[Answer]:
     """``work`` on every task, ``jobs`` at a time, answers in the order of ``tasks``; ``str(task)`` names a task.
 
-    Raises `WorkerError` for a process that died. However this ends, no process of it is left.
+    Tasks with equal ``alike(task)`` take about equally long, so what took longest goes first and the processes end
+    together; what nobody has seen yet goes before that, in order. Raises `WorkerError` for a process that died. However
+    this ends, no process of it is left.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, wait  # noqa: PLC0415
     from multiprocessing import resource_tracker  # noqa: PLC0415
@@ -30,27 +38,36 @@ def run_all(
     from loky.process_executor import BrokenProcessPool  # noqa: PLC0415
 
     answers: dict[int, Answer] = {}
-    waiting = iter(enumerate(tasks))
+    waiting = dict(enumerate(tasks))
+    took_s: dict[Hashable, float] = {}
+
+    def following() -> int:
+        return max(waiting, key=lambda index: (took_s.get(kind(waiting[index]), math.inf), -index))
+
+    def kind(task: Task) -> Hashable:
+        return alike(task) if alike is not None else None
+
     resource_tracker.ensure_running()  # now, since its start ends any hold on interrupts
     lanes = [ProcessPoolExecutor(max_workers=1) for _ in range(min(jobs, len(tasks)))]
-    running: dict[Future[Answer], tuple[int, ProcessPoolExecutor]] = {}
+    running: dict[Future[Answer], tuple[int, float, ProcessPoolExecutor]] = {}
     try:
         idle = list(lanes)
         while True:
-            while idle and (following := next(waiting, None)) is not None:
-                lane = idle.pop()
+            while idle and waiting:
+                lane, index = idle.pop(), following()
                 with _interrupts_held_back():
-                    running[lane.submit(work, following[1])] = (following[0], lane)
+                    running[lane.submit(work, waiting.pop(index))] = (index, time.monotonic(), lane)
             if not running:
                 return [answers[index] for index in range(len(tasks))]
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                index, lane = running.pop(future)
+                index, began_s, lane = running.pop(future)
                 try:
                     answers[index] = future.result()
                 except HarliError as error:
                     raise type(error)(f"{tasks[index]}: {error}") from None
                 except BrokenProcessPool as error:
                     raise WorkerError(f"{tasks[index]}: its process died{_how(error)}; no result was written") from None
+                took_s[kind(tasks[index])] = time.monotonic() - began_s
                 done(tasks[index])
                 idle.append(lane)
     finally:

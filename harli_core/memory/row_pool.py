@@ -32,6 +32,8 @@ class RowPool:
         self.finetune_blocks = LentBlocks(geometry)
         self._use = use
         self._provider = provider
+        self._rows, self._row_tokens = geometry.rows, geometry.row_tokens
+        self._row_bytes, self._token_bytes = geometry.row_bytes, geometry.token_bytes
         provider.reserve(geometry)
         for row in range(geometry.rows):
             provider.commit_row(row)
@@ -69,23 +71,26 @@ class RowPool:
     @property
     def free_but_unlendable_bytes(self) -> int:
         """Bytes of the free slots that sit in rows with tokens (or in row 0, which is never lent)."""
-        return (self._use.free_tokens - self.grid.rows_free * self.geometry.row_tokens) * self.geometry.token_bytes
+        use = self._use
+        rows_free = self._rows - use.rows_in_use - use.rows_withheld
+        return (use.free_tokens - rows_free * self._row_tokens) * self._token_bytes
 
     def view(self) -> MemoryView:
         """Return what a policy may see; reclaiming rows count as lent, row 0 as a KV row."""
-        geometry, use = self.geometry, self._use
-        rows_free = self.grid.rows_free
+        use = self._use
+        rows_kv, rows_lent, free_tokens = use.rows_in_use, use.rows_withheld, use.free_tokens
+        rows_free = self._rows - rows_kv - rows_lent
         return MemoryView(
-            geometry.row_tokens,
-            geometry.row_bytes,
-            geometry.rows,
-            use.rows_in_use,
-            use.rows_withheld,
+            self._row_tokens,
+            self._row_bytes,
+            self._rows,
+            rows_kv,
+            rows_lent,
             rows_free,
             self.grid.rows_reclaiming,
             use.used_tokens,
-            use.free_tokens,
-            (use.free_tokens - rows_free * geometry.row_tokens) * geometry.token_bytes,
+            free_tokens,
+            (free_tokens - rows_free * self._row_tokens) * self._token_bytes,
         )
 
     def release(self) -> None:

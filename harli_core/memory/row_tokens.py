@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,22 +102,21 @@ class RowTokens:
         self.free_tokens -= tokens
         return pieces
 
-    def free(self, held: Iterable[tuple[int, int]]) -> None:
-        """Give tokens back, as (row, tokens); raises `MemoryAccountingError` for more than a row holds of requests."""
-        given = list(held)
-        by_row: dict[int, int] = {}
-        for row, tokens in given:
-            by_row[row] = by_row.get(row, 0) + tokens
-        for row, tokens in by_row.items():
+    def free(self, held: Mapping[int, int]) -> None:
+        """Give tokens back, by row; raises `MemoryAccountingError` for more than a row holds of requests."""
+        free, whole = self._free, self._row_tokens
+        for row, tokens in held.items():
             in_use = self._in_use(row)
             if not 0 <= tokens <= in_use:
                 raise MemoryAccountingError(f"cannot free {tokens} tokens of row {row}: requests hold {in_use} there")
-        for row, tokens in by_row.items():
+        for row, tokens in held.items():
             if tokens:
-                self._free[row] += tokens
-                self.free_tokens += tokens
-                self.rows_in_use -= self._free[row] == self._row_tokens
-                self._lowest = min(self._lowest, row)
+                free[row] = room = free[row] + tokens
+                if room == whole:
+                    self.rows_in_use -= 1
+                if row < self._lowest:
+                    self._lowest = row
+        self.free_tokens += sum(held.values())
 
     def withhold_row(self, row: int) -> None:
         """Take an empty row out of use, so that it can be lent."""

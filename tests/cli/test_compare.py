@@ -180,6 +180,19 @@ def test_answers_keep_the_order_of_tasks() -> None:
     assert run_all([5, 1, 2], _die_on_three, 2, lambda _task: None) == [10, 2, 4]
 
 
+def _sleep(task: tuple[str, float]) -> float:
+    time.sleep(task[1])
+    return task[1]
+
+
+def test_what_takes_longest_goes_first_once_it_is_known() -> None:
+    """One of each kind in order (the first starts the process), then the slow kind's other, then the quick one's."""
+    tasks = [("first", 0.0), ("quick", 0.001), ("slow", 0.5), ("quick", 0.002), ("slow", 0.501)]
+    order: list[tuple[str, float]] = []
+    assert run_all(tasks, _sleep, 1, order.append, lambda task: task[0]) == [0.0, 0.001, 0.5, 0.002, 0.501]
+    assert order == [tasks[0], tasks[1], tasks[2], tasks[4], tasks[3]]
+
+
 def _workers(pid: int) -> set[int]:
     """The processes that ``pid`` has started for scenarios."""
     found = set()

@@ -20,11 +20,13 @@ from harli_core.summary import (
     finetune_section,
     itl_over_target,
     prediction_error,
+    quantiles_of_many,
     request_counts,
     request_latencies,
     slo,
     step_section,
     summarise,
+    token_gaps,
     utilisation,
 )
 
@@ -105,6 +107,21 @@ def test_nothing_has_no_distribution() -> None:
     assert distribution(np.array([1.0, 2.0]), np.array([0, 0])) is None
 
 
+@given(
+    pairs=st.lists(
+        st.tuples(st.one_of(st.floats(-1e9, 1e9), st.integers(0, 3).map(lambda ulps: 7.0 + ulps * 2**-50), st.just(0.0)),
+                  st.integers(0, 9)),
+        min_size=1, max_size=60,
+    ).filter(lambda pairs: any(weight for _, weight in pairs)),
+    levels=st.lists(st.floats(0.001, 0.999), min_size=1, max_size=4),
+)  # fmt: skip
+def test_quantiles_of_many_are_those_of_numpy(pairs: list[tuple[float, int]], levels: list[float]) -> None:
+    """Counting into bins first changes no quantile, with ties, weights of 0 and values too close for bins."""
+    values, weights = np.array([value for value, _ in pairs]), np.array([weight for _, weight in pairs])
+    expected = np.quantile(values, levels, method="inverted_cdf", weights=weights)
+    assert quantiles_of_many(values, weights, levels) == expected.tolist()
+
+
 @given(st.lists(st.tuples(st.floats(0.001, 1e6), st.integers(1, 9)), min_size=1, max_size=30))
 def test_weights_are_repetitions(pairs: list[tuple[float, int]]) -> None:
     """A value of weight n counts as n equal values, in the mean and in every quantile."""
@@ -139,7 +156,7 @@ def test_equal_reasons_are_counted_together(requests: RequestBook) -> None:
 
 def test_ttft_and_tpot_by_definition(requests: RequestBook, steps: StepBook) -> None:
     """TTFT of all that had a first token; TPOT of completed ones over n - 1 gaps."""
-    found = request_latencies(requests, steps)
+    found = request_latencies(requests, token_gaps(steps))
     assert found["ttft_ms"]["count"] == 5
     assert found["ttft_ms"]["max"] == pytest.approx(1500.0)
     assert found["tpot_ms"]["count"] == 3
@@ -154,20 +171,20 @@ def test_tpot_is_undefined_for_one_token(requests: RequestBook) -> None:
 
 def test_itl_counts_each_gap_of_each_request(requests: RequestBook, steps: StepBook) -> None:
     """Steps of 2, 2 (one of them joined: its own gap of 50 ms instead) and 3 requests."""
-    found = request_latencies(requests, steps)["itl_ms"]
+    found = request_latencies(requests, token_gaps(steps))["itl_ms"]
     gaps_ms = [10.0] + 2 * [20.0] + 2 * [30.0] + 3 * [45.0] + 3 * [5.0] + [50.0]
     assert found == distribution(np.array(gaps_ms))
 
 
 def test_gaps_over_target_include_the_first_of_a_joined_request(steps: StepBook) -> None:
     """Twelve gaps; over 40 ms are three of 45 ms, and the 50 ms that one request waited although its step took 10."""
-    assert itl_over_target(steps, FACTS) == {"count": 4, "share": 4 / 12}
-    assert itl_over_target(steps, dataclasses.replace(FACTS, qos_ms=45.0)) == {"count": 1, "share": 1 / 12}
+    assert itl_over_target(token_gaps(steps), FACTS) == {"count": 4, "share": 4 / 12}
+    assert itl_over_target(token_gaps(steps), dataclasses.replace(FACTS, qos_ms=45.0)) == {"count": 1, "share": 1 / 12}
 
 
 def test_no_gaps_have_no_share() -> None:
     """No steps, nothing over the target, no share."""
-    assert itl_over_target(StepBook(), FACTS) == {"count": 0, "share": None}
+    assert itl_over_target(token_gaps(StepBook()), FACTS) == {"count": 0, "share": None}
 
 
 def test_slo_attainment_needs_both_limits(requests: RequestBook) -> None:

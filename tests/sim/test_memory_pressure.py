@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harli_core.records import COMPLETED
-from harli_core.summary import request_latencies
+from harli_core.summary import request_latencies, token_gaps
 from harli_core.types import StepPlan, StepView
 from policies.static_split import StaticSplit
 
@@ -148,7 +148,7 @@ def test_every_gap_between_tokens_is_counted_once(policy: str, prefill_gpus: int
     outcome = trace.simulate(policy, memory_gb=memory_gb, prefill_gpus=prefill_gpus)
     book = outcome.requests
     assert book.preemptions.sum() > 0
-    found = request_latencies(book, outcome.steps)["itl_ms"]
+    found = request_latencies(book, token_gaps(outcome.steps))["itl_ms"]
     assert found["count"] == (book.output_tokens - 1).sum()
     spans_ms = (book.last_token_s - book.first_token_s).sum() * 1000.0
     assert found["mean"] * found["count"] == pytest.approx(spans_ms, rel=1e-9)
