@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harli_core.policy import PolicyContext
 from harli_core.qos.guard import Guard
 from harli_core.qos.residuals import ResidualRing
@@ -9,6 +11,9 @@ from harli_core.types import StepResult
 
 WHOLE_CHIP = -1
 """The choice "decode on all SMs, nothing beside it"; other choices are indices into ``capabilities.splits``."""
+
+ROUNDING_MS = 1e-9
+"""Differences of clock times below this are none."""
 
 
 class LatencyMonitor:
@@ -61,17 +66,16 @@ class LatencyMonitor:
         fixed_ms, token_ms = self._line(result.batch)
         predicted_ms, growth_ms = fixed_ms + token_ms * result.kv_tokens, token_ms * result.batch
         spent_ms, self._spent_ms = self._spent_ms, 0.0
-        beyond_ms = [
-            latency_ms - max(self._turn_ms, turn_ms)
-            for latency_ms, turn_ms in zip(result.latency_ms, result.turn_ms, strict=True)
+        planned_ms = self._turn_ms
+        more_ms = [
+            latency_ms - decode_ms - (turn_ms if turn_ms > planned_ms else planned_ms)
+            for latency_ms, decode_ms, turn_ms in zip(result.latency_ms, result.decode_ms, result.turn_ms, strict=True)
         ]
-        beyond_ms[0] -= spent_ms
-        self.ring(self._choice).add(
-            [
-                max(measured_ms) / (predicted_ms + growth_ms * step)
-                for step, measured_ms in enumerate(zip(result.decode_ms, beyond_ms, strict=True))
-            ]
-        )
+        more_ms[0] -= spent_ms
+        measured_ms: Sequence[float] = result.decode_ms
+        if max(more_ms) > ROUNDING_MS:
+            measured_ms = [ms + max(0.0, more) for ms, more in zip(measured_ms, more_ms, strict=True)]
+        self.ring(self._choice).add([ms / (predicted_ms + growth_ms * step) for step, ms in enumerate(measured_ms)])
         self.guard.observe(result.latency_ms, self._finetuning)
 
     def _line(self, batch: int) -> tuple[float, float]:
