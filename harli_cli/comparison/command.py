@@ -161,10 +161,10 @@ def _work(case: Case) -> Found:
         case.tables.mkdir()
         write_results(case.tables, finished.summary, finished.requests, finished.steps)
         if case.drawn:
-            from harli_cli.report.columns import read_result  # noqa: PLC0415
+            from harli_cli.report.columns import columns_of  # noqa: PLC0415
             from harli_cli.report.digest import digest  # noqa: PLC0415
 
-            drawn = digest(read_result(case.tables))
+            drawn = digest(columns_of(finished.summary, finished.requests, finished.steps))
     return figures(finished.summary), drawn
 
 

@@ -54,6 +54,17 @@ def test_exact_knows_its_traces(tmp_path: Path) -> None:
     assert "traces/mooncake/conversation_trace.jsonl" in _run("exact.py", tmp_path, "mooncake").stderr
 
 
+def test_comparison_measures_all_policies(few: Path, tmp_path: Path) -> None:
+    """All six policies are compared; the result says what was measured, and where the trace lies on no machine."""
+    done = _run("comparison.py", tmp_path, "--gpus", "2", "--seeds", "2", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    result = _result(tmp_path, "comparison.json")
+    assert result["median"]["policies"] == 6
+    assert result["median"]["cpu_s"] > 0
+    assert "harli compare --trace AzureLLMInferenceTrace_conv.csv --gpus 2 --seeds 2," in result["measured"]
+    assert str(few) not in json.dumps(result)
+
+
 def test_growth_keeps_the_load_of_a_gpu(few: Path, tmp_path: Path) -> None:
     """Requests grow with GPUs at equal duration, and with copies at equal GPUs."""
     done = _run("growth.py", tmp_path, "--gpus", "1", "8", "--copies", "3", "--limit", "12")
