@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from backends.cuda.serving import interleaving, turn
+from backends.cuda.serving.graph_start import GraphStart
 from harli_core.errors import ConfigError
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 from tests.sglang import scenes
@@ -143,23 +144,16 @@ class Behind:
 
     def __init__(self, instance: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Takes the place of the decoder's stream."""
-        self._timeline = timeline = instance.timeline
-        self._began_ms: float | None = None
+        self._decoder, self._timeline = instance.decoder, instance.timeline
         self.waited = 0
-        monkeypatch.setattr(instance.decoder, "stream", self)
-        monkeypatch.setattr(timeline, "mark", self._mark)
-        monkeypatch.setattr(timeline, "passed", lambda mark: mark <= timeline.now_ms())
+        monkeypatch.setattr(self._decoder, "stream", self)
+        monkeypatch.setattr(self._timeline, "mark", self._mark)
+        monkeypatch.setattr(self._timeline, "passed", lambda mark: mark <= self._timeline.now_ms())
 
     def _mark(self, stream: Any) -> float:
-        """Marks of a step come in twos."""
+        """The mark behind a step lies ahead; every other one has passed."""
         now_ms = float(self._timeline.now_ms())
-        if stream is not self:
-            return now_ms
-        if self._began_ms is None:
-            self._began_ms = now_ms
-            return now_ms
-        self._began_ms, began_ms = None, self._began_ms
-        return float(max(now_ms, began_ms + self.STEP_MS))
+        return max(now_ms, self._decoder._start.began_ms + self.STEP_MS) if stream is self else now_ms
 
     def wait_event(self, _mark: Any) -> None:
         """Units are over already."""
@@ -189,6 +183,36 @@ def test_turns_are_begun_before_the_emission_where_the_plan_goes_on(
     assert instance.job.pump.launched > len(begun)
     emitted = int(np.dot(served.steps.span_column("batch"), served.steps.span_steps()))
     assert emitted + len(given) == int(served.requests.produced_tokens.sum())
+
+
+def test_only_the_graph_waits_for_a_unit(instance: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang prepares the step first; then the graph's stream waits, the start is marked, and the graph is replayed."""
+    seen: list[str] = []
+
+    class Graphs:
+        def replay(self, key: str) -> str:
+            seen.append(f"graph {key}")
+            return key
+
+    class Stream:
+        def wait_event(self, mark: str) -> None:
+            seen.append(f"wait for {mark}")
+
+    def mark(_stream: Any) -> float:
+        seen.append("mark")
+        return float(len(seen))
+
+    monkeypatch.setattr(instance.timeline, "mark", mark)
+    graphs = Graphs()
+    start = GraphStart(instance.timeline, Stream(), graphs)
+    start.before("a unit")
+    seen.append("prepare")
+    assert graphs.replay("8") == "8"
+    assert seen == ["mark", "prepare", "wait for a unit", "mark", "graph 8"]
+    assert start.begin == 4.0
+    start.before(None)
+    graphs.replay("8")
+    assert seen[5:] == ["mark", "mark", "graph 8"]
 
 
 @dataclass

@@ -3,7 +3,7 @@
 A step of the serving loop uses it like this::
 
     admit()           requests whose prompts fit are prefilled and join; says what will decode next
-    launch(group)     slots for one more token each, then the decode graph of that group is enqueued
+    launch(group)     slots for one more token each, then the decode graph of that group is enqueued, behind some unit
     done()            polled; finetuning goes on meanwhile
     finish()          tokens are read, finished requests leave
 """
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from backends.cuda.memory.compaction import Compactor, CudaCompactor, HostCompactor
+from backends.cuda.serving.graph_start import GraphStart
 from backends.cuda.serving.kv_pool import KvMemory
 from backends.cuda.serving.timeline import Timeline
 from harli_core.errors import AuditError, ConfigError
@@ -66,6 +67,7 @@ class _Launched:
     result: Any
     begin: Any
     end: Any
+    began_ms: float
 
 
 class Decoder:
@@ -84,6 +86,8 @@ class Decoder:
         self._last_group = 0
         self._emitted_ms: float | None = None
         self._prefilled: list[Served] = []
+        graphs = getattr(self._runner, "decode_cuda_graph_runner", None) if self.memory.on_gpu else None
+        self._start = GraphStart(timeline, stream, None if graphs is None else graphs.backend)
         self._some_left = False
         self._update_running = scheduler.update_running_batch
         scheduler.update_running_batch = self._filter_only
@@ -214,12 +218,15 @@ class Decoder:
             del self._served[served.request.rid]
         return new, done
 
-    def launch(self, group: int) -> bool:
-        """Enqueue one decode step with the graphs of ``group``; `False`: memory ran out and nobody is left to decode."""
-        with self._no_grad():
-            return self._launch(group)
+    def launch(self, group: int, behind: Any = None) -> bool:
+        """Enqueue one decode step with the graphs of ``group``; `False`: memory ran out and nobody is left to decode.
 
-    def _launch(self, group: int) -> bool:
+        The graph waits, on the GPU, for the mark ``behind``; what prepares it does not.
+        """
+        with self._no_grad():
+            return self._launch(group, behind)
+
+    def _launch(self, group: int, behind: Any) -> bool:
         scheduler = self.scheduler
         self._last_group = group
         before = list(scheduler.running_batch.reqs)
@@ -235,10 +242,10 @@ class Decoder:
             if scheduler.enable_pdmux:
                 pdmux_context.set_current_stream_idx(group)
                 self._runner.update_decode_attn_backend(group)
-        begin = self._timeline.mark(self.stream)
+        self._start.before(behind)
         result = scheduler.run_batch(batch)
         end = self._timeline.mark(self.stream)
-        self._launched = _Launched(batch, result, begin, end)
+        self._launched = _Launched(batch, result, self._start.begin, end, self._start.began_ms)
         return True
 
     def _sent_back(self, before: Sequence[Any], left: Sequence[Any]) -> None:
@@ -260,6 +267,12 @@ class Decoder:
         """The mark behind the step that was launched."""
         assert self._launched is not None, "a step was launched"
         return self._launched.end
+
+    @property
+    def began_ms(self) -> float:
+        """When, on the host, the graph of the step that was launched could begin."""
+        assert self._launched is not None, "a step was launched"
+        return self._launched.began_ms
 
     def finish(self, now_ms: float) -> Finished:
         """Read the tokens of the step that is `done`; finished requests give their slots back."""

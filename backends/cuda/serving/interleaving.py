@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from backends.cuda.serving.decoder import Decoder
 from backends.cuda.serving.hosted_job import Job
@@ -59,18 +60,17 @@ class Interleaving:
         self.drop_turn()
         return True
 
-    def order(self, decode_sms: int) -> None:
-        """Decode waits, on the GPU, for a unit that still runs on SMs that it takes."""
+    def behind(self, decode_sms: int) -> Any:
+        """What a decode graph on so many SMs waits for, on the GPU: a unit that still runs on some of them, or nothing."""
         flight = self._job.pump.last if self._job is not None else None
-        if flight is not None and self._decoder.stream is not None and self._crosses(flight.sms, decode_sms):
-            self._decoder.stream.wait_event(flight.end)
+        return flight.end if flight is not None and self._crosses(flight.sms, decode_sms) else None
 
-    def beside(self, held: HeldPlan, ready_ms: float, meanwhile: Callable[[float | None], bool]) -> None:
-        """Until the step launched at ``ready_ms`` is over: units beside it, then the first ones of the next turn, behind it.
+    def beside(self, held: HeldPlan, meanwhile: Callable[[float | None], bool]) -> None:
+        """Until the step that was launched is over: units beside it, then the first ones of the next turn, behind it.
 
         ``meanwhile(due_ms)`` may use the host for what has time until then, and says whether the plan goes on.
         """
-        pump, due_ms = self.pump(held), self._due_ms(held.plan.decode_sms, ready_ms)
+        pump, due_ms = self.pump(held), self._due_ms(held.plan.decode_sms)
         finetune_sms, limit_ms = held.finetune_sms, held.plan.hold.max_step_ms
         while True:
             now_ms = self._timeline.now_ms()
@@ -113,15 +113,14 @@ class Interleaving:
         """Behind the step that was launched, which is over at ``due_ms`` or, if that has passed, any time now."""
         return Behind(self._decoder.launched_end, max(self._timeline.now_ms(), due_ms))
 
-    def _due_ms(self, decode_sms: int, ready_ms: float) -> float | None:
-        """When the step launched at ``ready_ms`` should be over; `None`: nothing is known, or on a CPU, where it is over."""
-        decode_ms = self._decode_ms.get(decode_sms)
+    def _due_ms(self, decode_sms: int) -> float | None:
+        """When the step that was launched should be over; `None`: nothing is known, or on a CPU, where it is over."""
+        decode_ms, began_ms = self._decode_ms.get(decode_sms), self._decoder.began_ms
         if decode_ms is None or self._decoder.stream is None:
             return None
-        flight = self._job.pump.last if self._job is not None else None
-        if self._job is None or flight is None or not self._crosses(flight.sms, decode_sms):
-            return ready_ms + decode_ms
-        return max(ready_ms, self._job.pump.due_ms) + decode_ms
+        if self._job is not None and self.behind(decode_sms) is not None:
+            began_ms = max(began_ms, self._job.pump.due_ms)
+        return began_ms + decode_ms
 
     def _crosses(self, sms: int, decode_sms: int) -> bool:
         """Whether a unit on ``sms`` SMs has some that decode takes."""

@@ -227,15 +227,15 @@ class ServingLoop:
         if not self.interleaving.take_turn(held, self._can_join):
             self._interrupt()
             return
-        self.interleaving.order(held.plan.decode_sms)
+        decode_sms = held.plan.decode_sms
         ready_ms = self._timeline.now_ms()
-        if not self._decoder.launch(self._partitions.group(held.plan.decode_sms)):
+        if not self._decoder.launch(self._partitions.group(decode_sms), self.interleaving.behind(decode_sms)):
             self.plans.end()
             return
         launch_ms = self._timeline.now_ms() - ready_ms
         self.launch_delay_ms.append(launch_ms)
         self.interleaving.lead.add(launch_ms)
-        self.interleaving.beside(held, ready_ms, self._while_decoding)
+        self.interleaving.beside(held, self._while_decoding)
         now_ms = self._timeline.now_ms()
         step = self._decoder.finish(now_ms)
         turn_ms = self.plans.turned_ms + self.interleaving.over(held, now_ms, step.decode_ms)
