@@ -268,9 +268,9 @@ def looks(instance: Instance) -> Iterator[list[float]]:
     launch, done = decoder.launch, decoder.done
     last_s = 0.0
 
-    def launched(group: int) -> bool:
+    def launched(group: int, behind: Any = None) -> bool:
         nonlocal last_s
-        some = launch(group)
+        some = launch(group, behind)
         last_s = time.perf_counter()
         return some
 
