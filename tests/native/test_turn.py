@@ -79,6 +79,15 @@ def test_what_is_in_flight_before_the_emission_is_bounded(gpu: SoftwareGpu, work
     assert sum(end - begin for begin, end in work.ran) <= LEAD_MS + 2.0 + 2.0
 
 
+def test_a_turn_does_not_wait_for_a_unit_that_outlasts_it(gpu: SoftwareGpu, pump: UnitPump) -> None:
+    """A unit beside decode runs on for longer than the turn: the next step, for which it leaves room, begins at once."""
+    assert pump.keep_busy(22)  # 6 ms
+    began_ms = gpu.now
+    take_turn(Turn(pump, gpu), gpu, began_ms + 4.0)
+    assert gpu.now - began_ms < 0.1
+    assert pump.launched == 1
+
+
 @pytest.mark.parametrize(("left_ms", "first"), [(0.5, True), (3.0, False)])
 def test_a_unit_waits_for_the_whole_chip_if_it_ends_sooner_there(
     gpu: SoftwareGpu, pump: UnitPump, left_ms: float, first: bool

@@ -76,17 +76,21 @@ class Turn:
         Before the emission units wait ``behind`` the decode graph, and the host must be free again at ``free_ms``.
         """
         pump = self._pump
-        while pump.wants_more(lead_ms):
+        while True:
+            wanted, last = pump.wants_more(lead_ms), pump.last
+            if not wanted and last is not None and last.sms == pump.total_sms:
+                return pump.due_ms > until_ms  # the whole chip is busy: what fits behind that is seen later, and better
             unit = pump.ready_unit()
             if unit is None:
                 return not pump.running or self._timeline.now_ms() >= until_ms
             if pump.ends_ms(unit, pump.total_sms, behind) > until_ms:
                 return True
+            if not wanted:
+                return False
             if not pump.launched_by(unit, free_ms) or not pump.launch(unit, pump.total_sms, behind):
                 return not pump.running
             self._last = pump.last
             self._first = self._first or self._last
-        return False
 
     @property
     def marks(self) -> tuple[Any, Any] | None:
