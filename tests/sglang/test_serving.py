@@ -321,6 +321,34 @@ def test_requests_that_lose_their_slots_come_back(instance: Any, expected: Any) 
     assert emitted + served.loop.prefilled_tokens == int(served.requests.produced_tokens.sum()) == 6 * 30
 
 
+def test_the_only_request_waits_for_slots_instead_of_being_given_up(instance: Any, expected: Any) -> None:
+    """Where not even one request has a slot left, SGLang would drop it; here it waits, as slots come back from a job."""
+    instance.remove_job()
+    given = scenes.prompts(1, 256, 40, seed=7)
+    slots, taken = instance.decoder.memory.allocator.slots, []
+    enqueue = instance.decoder.scheduler._add_request_to_queue
+
+    def squeeze(loop: Any) -> None:
+        if loop.plans.step == 10:
+            taken.append(slots.allocate(slots.free_tokens))
+
+    def enqueue_and_free(*arguments: Any, **options: Any) -> None:
+        enqueue(*arguments, **options)
+        if taken:
+            slots.free(taken.pop())
+
+    instance.decoder.scheduler._add_request_to_queue = enqueue_and_free
+    try:
+        served = scenes.serve(instance, Holding(Hold(64, None, (1, 8))), given, 30, each_step=squeeze, horizon_s=10.0)
+    finally:
+        del instance.decoder.scheduler._add_request_to_queue
+    assert not taken
+    assert served.tokens == {0: expected(given[0], 30)}
+    assert served.requests.preemptions.tolist() == [1]
+    emitted = int(np.dot(served.steps.span_column("batch"), served.steps.span_steps()))
+    assert emitted + served.loop.prefilled_tokens == int(served.requests.produced_tokens.sum()) == 30
+
+
 def test_draining_finishes_what_arrived_and_takes_no_more(instance: Any) -> None:
     """After `drain`, running requests get all their tokens; requests that have not arrived never do."""
     given = scenes.prompts(6, 256, 20, seed=4)

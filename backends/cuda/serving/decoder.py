@@ -249,11 +249,17 @@ class Decoder:
         return True
 
     def _sent_back(self, before: Sequence[Any], left: Sequence[Any]) -> None:
-        """SGLang sent requests back to wait for slots: they wait from their last token on."""
+        """SGLang sent requests back to wait for slots: they wait from their last token on.
+
+        The only one left it gives up instead, as its memory never grows; ours does, so that one waits too.
+        """
         decoding = {request.rid for request in left}
         for request in before:
             if request.rid not in decoding and request.rid in self._served and not request.finished():
                 served = self._served[request.rid]
+                if request not in self.scheduler.waiting_queue:
+                    request.to_finish = None
+                    self.scheduler._add_request_to_queue(request, is_retracted=True)
                 served.preemptions += 1
                 served.last_token_ms = self._emitted_ms or served.last_token_ms
 
@@ -301,6 +307,7 @@ class Decoder:
                 while not self.done():
                     pass
                 self.finish(0.0)
+        self.scheduler.waiting_queue.clear()
         self._served.clear()
 
     # Memory

@@ -230,6 +230,8 @@ class ServingLoop:
         decode_sms = held.plan.decode_sms
         ready_ms = self._timeline.now_ms()
         if not self._decoder.launch(self._partitions.group(decode_sms), self.interleaving.behind(decode_sms)):
+            self._joined.clear()  # all were sent back, and will join again
+            self._gap_from_ms.clear()
             self.plans.end()
             return
         launch_ms = self._timeline.now_ms() - ready_ms
