@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from backends.cuda.serving.interleaving import Interleaving
 from backends.cuda.serving.turn import MOST_LEAD_MS, Lead, Turn, goes_first
 from backends.cuda.serving.unit_pump import Behind, UnitPump
 from tests.native.software_gpu import SoftwareGpu, Stream, Streams, UnitWork, unit_ms
@@ -86,6 +90,41 @@ def test_a_turn_does_not_wait_for_a_unit_that_outlasts_it(gpu: SoftwareGpu, pump
     take_turn(Turn(pump, gpu), gpu, began_ms + 4.0)
     assert gpu.now - began_ms < 0.1
     assert pump.launched == 1
+
+
+@pytest.mark.parametrize("late_ms", [-3.0, 3.0])
+def test_units_behind_a_graph_are_dated_from_its_real_end(gpu: SoftwareGpu, pump: UnitPump, late_ms: float) -> None:
+    """A graph that ends sooner or later than expected moves what waits for it, before any unit has ended."""
+    decode = Stream(gpu)
+    decode.run(10.0 + late_ms)
+    turn = Turn(pump, gpu)
+    turn.advance(40.0, 10.0 + LEAD_MS, Behind(gpu.mark(decode), 10.0), 10.0)
+    gpu.now = 10.0 + late_ms
+    turn.unblock(gpu.now - 0.1, gpu.now)
+    assert pump.in_flight_ms() == pytest.approx(3.0, abs=0.15)  # forward and backward
+
+
+@pytest.mark.parametrize("sms", [22, 132])
+def test_only_what_a_turn_launched_is_hidden_from_plans(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump, sms: int
+) -> None:
+    """A unit beside decode that outlasts it is in flight when the next plan is made; the turn's own units are not."""
+    decode = Stream(gpu)
+    begin_ms, _ = decode.run(4.0)
+    end = gpu.mark(decode)
+    decoder: Any = SimpleNamespace(stream=decode, launched_end=end, began_ms=begin_ms, done=lambda: gpu.passed(end))
+    plans: Any = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
+    inter = Interleaving(decoder, work.streams, gpu, plans, SimpleNamespace(pump=pump))  # type: ignore[arg-type]
+    inter._decode_ms[110] = 4.0
+    inter.lead.add(1.0)
+    plan = SimpleNamespace(jobs=(1,), decode_sms=110, hold=SimpleNamespace(max_step_ms=None))
+    held: Any = SimpleNamespace(
+        plan=plan, turn_budget_ms=10.0, elapsed_ms=0.0, finetune_sms=22 if sms == 22 else 0, steps_left=9
+    )
+    inter.beside(held, lambda _due_ms: True)
+    assert pump.last is not None
+    assert pump.last.sms == sms
+    assert plans.turn_begun is (sms == 132)
 
 
 @pytest.mark.parametrize(("left_ms", "first"), [(0.5, True), (3.0, False)])

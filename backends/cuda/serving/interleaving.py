@@ -30,6 +30,7 @@ class Interleaving:
         self._job = job
         self._turn: Turn | None = None  # of the coming step
         self._taken: Turn | None = None  # of the step under way
+        self._running_ms = 0.0  # when the step under way was last seen to run
         self._decode_ms: dict[int, float] = {}  # the last decode graph on so many SMs
 
     def pump(self, held: HeldPlan) -> UnitPump | None:
@@ -48,11 +49,10 @@ class Interleaving:
         pump = self.pump(held)
         if pump is not None and held.turn_budget_ms:
             self._turn = self._turn or Turn(pump, self._timeline)
-            self._plans.turn_begun = True
             # What the host needs between two steps comes off the turn, unless the policy knew of it.
             until_ms = self._plans.boundary_ms + held.elapsed_ms + held.turn_budget_ms
             while not interrupted(until_ms):
-                if self._turn.advance(until_ms, self.lead.ms):
+                if self._advance(self._turn, until_ms, self.lead.ms):
                     break
             else:
                 return False
@@ -85,11 +85,13 @@ class Interleaving:
                     pump.keep_busy(finetune_sms, due_ms if due_ms is not None and due_ms > now_ms else None)
             if self._decoder.done():
                 return
+            self._running_ms = now_ms
 
     def over(self, held: HeldPlan, now_ms: float, decode_ms: float) -> float:
         """The step is over: the next turn goes on while the host reads the results. Returns how long its own turn was."""
         if self._turn is not None:
-            self._turn.advance(now_ms + held.turn_budget_ms, self.lead.ms)
+            self._turn.unblock(self._running_ms, now_ms)
+            self._advance(self._turn, now_ms + held.turn_budget_ms, self.lead.ms)
         self._decode_ms[held.plan.decode_sms] = decode_ms
         marks = self._taken.marks if self._taken is not None else None
         self._taken = None
@@ -102,12 +104,19 @@ class Interleaving:
             return
         if goes_first(pump, held.finetune_sms, self._behind(due_ms)):
             self._turn = Turn(pump, self._timeline)
-            self._plans.turn_begun = True
 
     def _advance_behind(self, held: HeldPlan, turn: Turn, due_ms: float) -> None:
         behind = self._behind(due_ms)
         lead_ms = behind.due_ms - self._timeline.now_ms() + self.lead.ms
-        turn.advance(behind.due_ms + held.turn_budget_ms, lead_ms, behind, due_ms)
+        self._advance(turn, behind.due_ms + held.turn_budget_ms, lead_ms, behind, due_ms)
+
+    def _advance(
+        self, turn: Turn, until_ms: float, lead_ms: float, behind: Behind | None = None, free_ms: float | None = None
+    ) -> bool:
+        """See `Turn.advance`; a unit beside decode that still runs is none of the turn's, and plans must know of it."""
+        over = turn.advance(until_ms, lead_ms, behind, free_ms)
+        self._plans.turn_begun = turn.marks is not None
+        return over
 
     def _behind(self, due_ms: float) -> Behind:
         """Behind the step that was launched, which is over at ``due_ms`` or, if that has passed, any time now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.cuda.finetune.work import FinetuneWork
@@ -27,7 +27,7 @@ FORGETTING = 0.95
 class Flight:
     """A unit on its way: what was predicted for it, what that is expected to be now, the marks around it.
 
-    It cannot begin before ``from_ms``.
+    It cannot begin before ``from_ms``, which is an estimate while it ``waits`` for other work.
     """
 
     kind: UnitKind
@@ -37,6 +37,7 @@ class Flight:
     from_ms: float
     begin: Any
     end: Any
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,13 @@ class UnitPump:
             self._ratio[key] = self._ratio.get(key, 1.0) * (1 - LEARNING) + LEARNING * ratio
         self._polled_ms = now_ms
 
+    def unblock(self, running_ms: float, now_ms: float) -> None:
+        """What units wait for (`Behind`) is over by ``now_ms``, and was not at ``running_ms``: date them by that."""
+        for place, flight in enumerate(self._flights):
+            if flight.waits:
+                from_ms = min(now_ms, max(running_ms, flight.from_ms))
+                self._flights[place] = replace(flight, from_ms=from_ms, waits=False)
+
     def predicted_ms(self, unit: Unit, sms: int) -> float:
         """How long the profile says that ``unit`` takes on ``sms`` SMs."""
         assert self.work is not None
@@ -226,7 +234,7 @@ class UnitPump:
         took_ms = self._timeline.now_ms() - before_ms
         self.launch_ms_longest[unit.kind] = max(took_ms, self.launch_ms_longest.get(unit.kind, 0.0))
         self._launch_ms[unit.kind] = max(took_ms, FORGETTING * self._launch_ms.get(unit.kind, 0.0))
-        self._flights.append(Flight(unit.kind, sms, predicted_ms, expected_ms, from_ms, begin, end))
+        self._flights.append(Flight(unit.kind, sms, predicted_ms, expected_ms, from_ms, begin, end, behind is not None))
         self.launched += 1
         tokens = self.work.state.tokens
         if not self.progress or tokens != self.progress[-1][1]:
