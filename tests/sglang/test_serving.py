@@ -349,6 +349,31 @@ def test_the_only_request_waits_for_slots_instead_of_being_given_up(instance: An
     assert emitted + served.loop.prefilled_tokens == int(served.requests.produced_tokens.sum()) == 30
 
 
+def test_who_waits_for_slots_joins_when_rows_come_back(instance: Any) -> None:
+    """While another request decodes, and not only when that one leaves."""
+    instance.remove_job()
+    decoder = instance.decoder
+    slots = decoder.memory.allocator.slots
+    decoder.submit(0, [5] * 20, 20, 0.0)
+    assert decoder.admit(lambda: None)
+    taken = slots.allocate(slots.free_tokens - 25)
+    try:
+        decoder.submit(1, [6] * 40, 10, 0.0)
+        assert decoder.admit(lambda: None)
+        assert (len(decoder.running), len(decoder.waiting)) == (1, 1)
+    finally:
+        slots.free(taken)
+    decoder.totals_changed()
+    assert decoder.admit(lambda: None)
+    assert (len(decoder.running), len(decoder.waiting)) == (2, 0)
+    while not decoder.idle:
+        decoder.admit(lambda: None)
+        decoder.take_prefilled(0.0)
+        if decoder.running and decoder.launch(0):
+            decoder.finish(0.0)
+    decoder.check_idle()
+
+
 def test_draining_finishes_what_arrived_and_takes_no_more(instance: Any) -> None:
     """After `drain`, running requests get all their tokens; requests that have not arrived never do."""
     given = scenes.prompts(6, 256, 20, seed=4)

@@ -321,11 +321,12 @@ class Decoder:
         return compaction
 
     def totals_changed(self) -> None:
-        """Rows were lent or came back: tell SGLang's leak check what there is now."""
+        """Rows were lent or came back: tell SGLang's leak check what there is now, and let who waits try again."""
         allocator = self.scheduler.token_to_kv_pool_allocator
         total = allocator.size - allocator.lent_tokens
         self.scheduler.invariant_checker.max_total_num_tokens = total
         object.__setattr__(self.scheduler.pool_stats_observer, "max_total_num_tokens", total)  # it is frozen
+        self.scheduler.running_batch.batch_is_full = False
 
     def check_idle(self) -> None:
         """SGLang's own checks of an idle server: leaks of slots and requests; raises where it finds one."""
