@@ -242,7 +242,7 @@ class ServingLoop:
         step = self._decoder.finish(now_ms)
         turn_ms = self.plans.turned_ms + self.interleaving.over(held, now_ms, step.decode_ms)
         self.plans.turned_ms = 0.0
-        finetuned = busy_before or (pump is not None and pump.launched > units_before)
+        finetuned = busy_before or turn_ms > 0.0 or (pump is not None and pump.launched > units_before)
         self._emitted(span, step, now_ms, turn_ms, finetuned=finetuned)
 
     def _while_decoding(self, due_ms: float | None) -> bool:

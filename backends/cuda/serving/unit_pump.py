@@ -19,6 +19,9 @@ LEAD_MS = 0.4
 LEARNING = 0.2
 """Weight of the latest unit in the running ratio of measured to predicted duration."""
 
+MOST_LAUNCH_MS = 4.0
+"""A launch that took longer was held up by something else: no unit is kept from the GPU for it."""
+
 FORGETTING = 0.95
 """The longest launch of a kind of unit counts so much less with each later one."""
 
@@ -233,7 +236,7 @@ class UnitPump:
         end = self._timeline.mark(stream)
         took_ms = self._timeline.now_ms() - before_ms
         self.launch_ms_longest[unit.kind] = max(took_ms, self.launch_ms_longest.get(unit.kind, 0.0))
-        self._launch_ms[unit.kind] = max(took_ms, FORGETTING * self._launch_ms.get(unit.kind, 0.0))
+        self._launch_ms[unit.kind] = max(min(took_ms, MOST_LAUNCH_MS), FORGETTING * self._launch_ms.get(unit.kind, 0.0))
         self._flights.append(Flight(unit.kind, sms, predicted_ms, expected_ms, from_ms, begin, end, behind is not None))
         self.launched += 1
         tokens = self.work.state.tokens
