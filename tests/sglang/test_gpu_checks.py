@@ -44,13 +44,13 @@ def test_teacher_sees_kv_that_was_overwritten(instance: Any, given: list[list[in
     pool = instance.decoder.scheduler.token_to_kv_pool_allocator.get_kvcache()
     launch, launched = instance.decoder.launch, []
 
-    def overwrite(group: int) -> Any:
+    def overwrite(group: int, behind: Any = None) -> Any:
         launched.append(group)
         if len(launched) == 8:
             request = instance.decoder.running[0]
             slot = int(instance.decoder.scheduler.req_to_token_pool.req_to_token[request.req_pool_idx, 1])
             pool.v_buffer[1][slot] += 1.0
-        return launch(group)
+        return launch(group, behind)
 
     instance.decoder.launch = overwrite
     try:
