@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +19,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import azure_conv, provenance, write_json  # noqa: E402
+from benchmarks.replay.fresh_run import fresh_process  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LIMIT_S = 90.0
@@ -29,24 +28,10 @@ LIMIT_S = 90.0
 def compared(arguments: list[str]) -> dict[str, float]:
     """One comparison in a process of its own, and its workers; `SystemExit` with its message if it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "harli_cli", "compare", *arguments, "--out", folder]
-        started_s = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        assert process.stderr is not None, "it was asked for"
-        with process.stderr:
-            said = process.stderr.read().decode()
-        _, status, usage = os.wait4(process.pid, 0)
-        wall_s = time.perf_counter() - started_s
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {said}")
+        counted = fresh_process(["compare", *arguments, "--out", folder])
         document = json.loads((Path(folder) / "compare.json").read_text("utf-8"))
-    return {
-        "wall_s": wall_s,
-        "cpu_s": usage.ru_utime + usage.ru_stime,
-        "largest_process_mib": usage.ru_maxrss / 1024,
-        "policies": len(document["rows"]),
-    }
+    counted["largest_process_mib"] = counted.pop("peak_mib")
+    return {**counted, "policies": len(document["rows"])}
 
 
 def main() -> None:

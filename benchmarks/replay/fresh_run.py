@@ -14,7 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def fresh_run(arguments: list[str], folder: Path) -> dict[str, float]:
     """``harli run`` into ``folder``, from the start of a process to its end; `SystemExit` with its message if it fails."""
-    command = [sys.executable, "-m", "harli_cli", "run", *arguments, "--out", str(folder)]
+    counted = fresh_process(["run", *arguments, "--out", str(folder)])
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    return {**counted, "requests": summary["requests"]["arrivals"], "steps": summary["steps"]["count"]}
+
+
+def fresh_process(arguments: list[str]) -> dict[str, float]:
+    """What ``harli`` with ``arguments``, and its workers, took; ``peak_mib`` is that of the largest of these processes."""
+    command = [sys.executable, "-m", "harli_cli", *arguments]
     started_s = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None, "it was asked for"
@@ -25,11 +32,4 @@ def fresh_run(arguments: list[str], folder: Path) -> dict[str, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {said}")
-    summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    return {
-        "wall_s": wall_s,
-        "cpu_s": usage.ru_utime + usage.ru_stime,
-        "peak_mib": usage.ru_maxrss / 1024,
-        "requests": summary["requests"]["arrivals"],
-        "steps": summary["steps"]["count"],
-    }
+    return {"wall_s": wall_s, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_mib": usage.ru_maxrss / 1024}
