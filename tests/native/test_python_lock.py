@@ -125,7 +125,7 @@ def test_last_reference_to_a_space_goes_without_the_torch_mutex(call: str, bound
         import ctypes, sys, threading, time
         from backends.cuda import _native
         from backends.cuda._native import HostDriver, PagePool, TensorSpace
-        library = ctypes.CDLL(_native.library_path())  # its calls give Python's lock up
+        library = ctypes.CDLL(_native.extension_file())  # its calls give Python's lock up
         malloc, free = library.harli_torch_malloc, library.harli_torch_free
         malloc.restype, malloc.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
         free.restype, free.argtypes = None, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)

@@ -123,7 +123,7 @@ def test_compaction_moves_bytes_and_slots() -> None:
 
 def test_torch_entry_points(provider: NativeProvider) -> None:
     """The exported C functions allocate from the bound space, answer null where there is no room, and remember why."""
-    library = ctypes.CDLL(_native.library_path())
+    library = ctypes.CDLL(_native.extension_file())
     malloc, free = library.harli_torch_malloc, library.harli_torch_free
     malloc.restype, malloc.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
     free.restype, free.argtypes = None, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)

@@ -31,7 +31,7 @@ Call call_of(const std::string& name) {
     throw ConfigError("no driver call is named " + name);
 }
 
-std::string library_path() {
+std::string extension_file() {
     Dl_info found{};
     if (dladdr(reinterpret_cast<void*>(&harli_torch_malloc), &found) == 0) throw StateError("the extension has no path");
     return found.dli_fname;
@@ -224,7 +224,7 @@ void bind_space(nb::module_& m) {
     m.def("bind_torch_space", &bind_torch_space, "space"_a.none());
     m.def("bound_torch_space", &bound_torch_space);
     m.def("last_torch_error", &last_torch_error);
-    m.def("library_path", &library_path);
+    m.def("extension_file", &extension_file);
 }
 
 void bind_partitions(nb::module_& m) {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from backends.cuda._native import TensorSpace, bind_torch_space, library_path
+from backends.cuda._native import TensorSpace, bind_torch_space, extension_file
 from backends.cuda.memory.torch_library import torch_on_gpu
 from harli_core.errors import MemoryAccountingError
 
@@ -30,7 +30,7 @@ class TorchPool:
         self._torch: Any = torch
         self.space = space
         # Kept: torch holds plain pointers into the library.
-        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library_path(), MALLOC, FREE)
+        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(extension_file(), MALLOC, FREE)
         bind_torch_space(space)
         self._pool: Any = None
         self._users = 0
