@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from backends.cuda.serving import sglang_version
 from backends.cuda.serving.instance import Instance
 from backends.cuda.serving.serving_loop import LoopLimits
+from backends.cuda.serving.unit_times import Times
 from benchmarks.allocator.measuring import commit, machine
 from benchmarks.colocation.load import Load
 from benchmarks.colocation.plan import (
@@ -100,6 +101,7 @@ def measured(
         "decide_ms": distribution(np.asarray(serving.decide_ms)) if serving.decide_ms else None,
         "decide_us_per_step": 1e3 * sum(serving.decide_ms) / max(1, len(latency_ms)),
         "launch_ms": distribution(launch_ms) if len(launch_ms) else None,
+        "by_decode_sms": by_decode_sms(steps, late) if late.any() else {},
         "worst_steps": worst(steps, launch_ms, late) if late.any() else [],
         "rows_lent": float(np.mean(steps.span_column("rows_lent"))) if counts.size else None,
     }
@@ -107,6 +109,30 @@ def measured(
     if job is not None:
         found["finetune"] = finetune_rate(instance, job, serving, warm_up_s)
     return found
+
+
+def by_decode_sms(steps: StepBook, late: NDArray[np.bool_]) -> dict[str, dict[str, float]]:
+    """Where the steps of the window ran: how many on each partition, and means of what they were made of, in ms."""
+    on_sms = steps.spread("decode_sms")
+    columns = {
+        "batch": steps.spread("batch"),
+        "latency_ms": np.frombuffer(steps.latency_ms),
+        "decode_ms": np.frombuffer(steps.decode_ms),
+        "turn_ms": np.frombuffer(steps.turn_ms),
+        "turn_budget_ms": steps.spread("turn_budget_ms"),
+    }
+    found = {}
+    for sms in np.unique(on_sms[late]):
+        chosen = late & (on_sms == sms)
+        means = {name: round(float(values[chosen].mean()), 3) for name, values in columns.items()}
+        found[str(int(sms))] = {"steps": int(chosen.sum()), **means}
+    return found
+
+
+def brief_of(times: Times) -> dict[str, float]:
+    """How many, their mean and the longest."""
+    mean_ms = round(times.total_ms / times.count, 4)
+    return {"count": times.count, "mean_ms": mean_ms, "longest_ms": round(times.longest_ms, 4)}
 
 
 def worst(steps: StepBook, launch_ms: NDArray[np.float64], late: NDArray[np.bool_]) -> list[dict[str, float]]:
@@ -139,7 +165,9 @@ def finetune_rate(instance: Instance, job: Any, serving: Any, warm_up_s: float) 
         "window_layers": job.memory.window_layers,
         "loss": state.loss if state is not None else None,
         "failure": job.pump.failure,
-        "unit_launch_ms_longest": dict(job.pump.launch_ms_longest),
+        "units": [{"kind": kind, "sms": sms, **brief_of(times)} for (kind, sms), times in job.pump.times.run.items()],
+        "gaps_before_units": [{"sms": sms, **brief_of(times)} for sms, times in job.pump.times.gap.items()],
+        "unit_launches": {kind: brief_of(times) for kind, times in job.pump.times.launch.items()},
         "rows_lent_total": job.memory.lent_total,
         "rows_reclaimed_total": job.memory.reclaimed_total,
         "reclaim_ms": distribution(np.asarray(job.memory.reclaim_ms)) if job.memory.reclaim_ms else None,
@@ -190,8 +218,7 @@ class Cells:
             book = load.book()
             limits = LoopLimits(options.max_batch, seconds)
             if instance.job is not None:
-                instance.job.pump.progress.clear()
-                instance.job.pump.launch_ms_longest.clear()
+                instance.job.pump.forget_times()
             serving, steps = instance.serve(made, book, iter(load.specs()), load.prompt, self.qos_ms, limits)
             with instance.on_stream():
                 duration_s = serving.run()

@@ -10,6 +10,7 @@ from typing import Any
 from backends.cuda.finetune.work import FinetuneWork
 from backends.cuda.serving.partitions import Partitions
 from backends.cuda.serving.timeline import Timeline
+from backends.cuda.serving.unit_times import UnitTimes
 from harli_core.types import UnitKind
 from harli_core.units import Unit
 
@@ -71,7 +72,7 @@ class UnitPump:
         self.finished = False
         self.launched = 0
         self.progress: list[tuple[float, int]] = []  # (host ms, training tokens) at each optimizer step enqueued
-        self.launch_ms_longest: dict[UnitKind, float] = {}
+        self.times = UnitTimes()
         self.total_sms = partitions.total_sms
         self._launch_ms: dict[UnitKind, float] = {}
         self._partitions = partitions
@@ -81,6 +82,7 @@ class UnitPump:
         self._ratio: dict[tuple[UnitKind, int], float] = {}
         self._watched: list[tuple[UnitKind, float]] | None = None
         self._polled_ms = self._ended_ms = 0.0
+        self._end_before: Any = None  # the mark after the unit that ended last
 
     @property
     def running(self) -> bool:
@@ -138,6 +140,9 @@ class UnitPump:
             took_ms = self._timeline.between_ms(flight.begin, flight.end)
             if self._watched is not None:
                 self._watched.append((flight.kind, took_ms))
+            before, self._end_before = self._end_before, flight.end
+            gap_ms = None if before is None else self._timeline.between_ms(before, flight.begin)
+            self.times.ran(flight.kind, flight.sms, took_ms, gap_ms)
             due_ms = max(self._ended_ms, flight.from_ms) + flight.expected_ms
             self._ended_ms = min(now_ms, max(due_ms, self._polled_ms))  # it was not over at the last look
             key, ratio = (flight.kind, flight.sms), took_ms / flight.predicted_ms if flight.predicted_ms > 0 else 1.0
@@ -193,6 +198,12 @@ class UnitPump:
         found, self._watched = self._watched or [], None
         return found
 
+    def forget_times(self) -> None:
+        """What `times` and `progress` have is of a run that is over."""
+        self.times.clear()
+        self.progress.clear()
+        self._end_before = None
+
     def stop(self, reason: str) -> None:
         """The job ends here with ``reason``; what is in flight runs out."""
         if self.failure is None:
@@ -235,7 +246,7 @@ class UnitPump:
             return False
         end = self._timeline.mark(stream)
         took_ms = self._timeline.now_ms() - before_ms
-        self.launch_ms_longest[unit.kind] = max(took_ms, self.launch_ms_longest.get(unit.kind, 0.0))
+        self.times.launched(unit.kind, took_ms)
         self._launch_ms[unit.kind] = max(min(took_ms, MOST_LAUNCH_MS), FORGETTING * self._launch_ms.get(unit.kind, 0.0))
         self._flights.append(Flight(unit.kind, sms, predicted_ms, expected_ms, from_ms, begin, end, behind is not None))
         self.launched += 1
