@@ -5,7 +5,7 @@ layer-major, so that one swap-in of a frozen layer serves every micro-batch::
 
     forward  layer 0: mb 0, mb 1, ..  layer 1: mb 0, mb 1, ..  ...  head+loss: mb 0, mb 1, ..
     backward layer L-1: mb 0, mb 1, ..                         ...  layer 0: mb 0, mb 1, ..
-    optimizer layer 0, 1, .., L-1
+    optimizer layer 0, 1, .., L-1 (or several layers at a time)
 
 Where memory does not hold the activations of all micro-batches at once, they go in groups: forward, head + loss and
 backward of one group, then of the next one, and the optimizer at the end. Swaps are no members of the order: which frozen
@@ -24,7 +24,8 @@ from harli_core.types import UnitKind
 class Unit:
     """One schedulable piece of work.
 
-    ``layer`` is `None` for head + loss, ``micro_batch`` is `None` for the optimizer. ``walk`` is its place in the
+    ``layer`` is `None` for head + loss, the first of those that it updates for the optimizer, for which ``micro_batch`` is
+    `None`. ``walk`` is its place in the
     window's walk over the frozen layers: ``layer`` going forward, ``2 * layers - 1 - layer`` coming back; head + loss
     belongs to the last layer's turn, the optimizer to the first layer's next one. ``part`` is which piece of a head + loss
     that is cut into several (each a share of the micro-batch's tokens), 0 elsewhere.
@@ -40,14 +41,28 @@ class Unit:
 class UnitOrder:
     """The units of one optimizer step for ``layers`` layers and ``micro_batches`` micro-batches, in order."""
 
-    def __init__(self, layers: int, micro_batches: int, *, group: int | None = None, head_parts: int = 1) -> None:
-        """Lay the units out, ``group`` micro-batches at a time (`None`: all); counts are 1 or more (else `ConfigError`)."""
+    def __init__(
+        self,
+        layers: int,
+        micro_batches: int,
+        *,
+        group: int | None = None,
+        head_parts: int = 1,
+        optimizer_layers: int = 1,
+    ) -> None:
+        """Lay the units out, ``group`` micro-batches at a time (`None`: all), ``optimizer_layers`` to an optimizer unit.
+
+        Counts are 1 or more (else `ConfigError`).
+        """
         if layers < 1 or micro_batches < 1:
             raise ConfigError(
                 f"a finetune step needs layers >= 1 and micro-batches >= 1, not {layers} and {micro_batches}"
             )
-        if (group is not None and group < 1) or head_parts < 1:
-            raise ConfigError(f"a finetune step needs group >= 1 and head_parts >= 1, not {group} and {head_parts}")
+        if (group is not None and group < 1) or head_parts < 1 or optimizer_layers < 1:
+            raise ConfigError(
+                f"a finetune step needs group >= 1, head_parts >= 1 and optimizer_layers >= 1, "
+                f"not {group} and {head_parts} and {optimizer_layers}"
+            )
         self.layers = layers
         self.micro_batches = micro_batches
         units: list[Unit] = []
@@ -60,7 +75,7 @@ class UnitOrder:
                 for layer in reversed(range(layers))
                 for mb in batches
             ]
-        units += [Unit("optimizer", layer, None, 2 * layers - 1) for layer in range(layers)]
+        units += [Unit("optimizer", layer, None, 2 * layers - 1) for layer in range(0, layers, optimizer_layers)]
         self.units: tuple[Unit, ...] = tuple(units)
 
     def __len__(self) -> int:

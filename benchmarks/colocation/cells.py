@@ -25,12 +25,10 @@ import traces  # noqa: F401
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of other packages' folders
 
 import numpy as np
-from numpy.typing import NDArray
 
 from backends.cuda.serving import sglang_version
 from backends.cuda.serving.instance import Instance
 from backends.cuda.serving.serving_loop import LoopLimits
-from backends.cuda.serving.unit_times import Times
 from benchmarks.allocator.measuring import commit, machine
 from benchmarks.colocation.load import Load
 from benchmarks.colocation.plan import (
@@ -45,6 +43,7 @@ from benchmarks.colocation.plan import (
     result_name,
 )
 from benchmarks.colocation.process import instance_of, process_options, results_folder, run_settings
+from benchmarks.colocation.step_tables import brief_of, by_decode_sms, ends_s, worst
 from benchmarks.record import azure_conv
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
@@ -53,9 +52,6 @@ from harli_core.summary import distribution
 
 LEAST_STEPS = 3
 """Optimizer steps that a rate is made of, at least."""
-
-WORST = 20
-"""The longest steps of a cell are kept one by one."""
 
 
 def measured(
@@ -69,16 +65,9 @@ def measured(
 ) -> dict[str, Any]:
     """What happened after the warm-up."""
     latency_ms = np.frombuffer(steps.latency_ms)
-    counts = steps.span_steps().astype(np.int64)
-    starts = np.cumsum(counts) - counts
-    total_ms = np.cumsum(latency_ms)
-    if len(latency_ms):
-        before_ms = np.repeat(total_ms[starts] - latency_ms[starts], counts)
-        end_s = np.repeat(steps.span_column("start_s"), counts) + (total_ms - before_ms) / 1e3
-        late = end_s > warm_up_s
-    else:
-        late = np.zeros(0, dtype=bool)
-    batch = np.repeat(steps.span_column("batch"), counts)[late]
+    late = ends_s(steps) > warm_up_s
+    counts = steps.span_steps()
+    batch = steps.spread("batch")[late]
     launch_ms = np.asarray(serving.launch_delay_ms)
     window_s = duration_s - warm_up_s
     found: dict[str, Any] = {
@@ -101,55 +90,15 @@ def measured(
         "decide_ms": distribution(np.asarray(serving.decide_ms)) if serving.decide_ms else None,
         "decide_us_per_step": 1e3 * sum(serving.decide_ms) / max(1, len(latency_ms)),
         "launch_ms": distribution(launch_ms) if len(launch_ms) else None,
+        "start_gap_ms": distribution(gap_ms) if len(gap_ms := np.asarray(serving.interleaving.start_gap_ms)) else None,
         "by_decode_sms": by_decode_sms(steps, late) if late.any() else {},
-        "worst_steps": worst(steps, launch_ms, late) if late.any() else [],
+        "worst_steps": worst(steps, late, launch_ms) if late.any() else [],
         "rows_lent": float(np.mean(steps.span_column("rows_lent"))) if counts.size else None,
     }
     job = serving.job
     if job is not None:
         found["finetune"] = finetune_rate(instance, job, serving, warm_up_s)
     return found
-
-
-def by_decode_sms(steps: StepBook, late: NDArray[np.bool_]) -> dict[str, dict[str, float]]:
-    """Where the steps of the window ran: how many on each partition, and means of what they were made of, in ms."""
-    on_sms = steps.spread("decode_sms")
-    columns = {
-        "batch": steps.spread("batch"),
-        "latency_ms": np.frombuffer(steps.latency_ms),
-        "decode_ms": np.frombuffer(steps.decode_ms),
-        "turn_ms": np.frombuffer(steps.turn_ms),
-        "turn_budget_ms": steps.spread("turn_budget_ms"),
-    }
-    found = {}
-    for sms in np.unique(on_sms[late]):
-        chosen = late & (on_sms == sms)
-        means = {name: round(float(values[chosen].mean()), 3) for name, values in columns.items()}
-        found[str(int(sms))] = {"steps": int(chosen.sum()), **means}
-    return found
-
-
-def brief_of(times: Times) -> dict[str, float]:
-    """How many, their mean and the longest."""
-    mean_ms = round(times.total_ms / times.count, 4)
-    return {"count": times.count, "mean_ms": mean_ms, "longest_ms": round(times.longest_ms, 4)}
-
-
-def worst(steps: StepBook, launch_ms: NDArray[np.float64], late: NDArray[np.bool_]) -> list[dict[str, float]]:
-    """The longest steps of the window: what each was made of, in ms; ``budget``: the turn that its plan allowed."""
-    columns: dict[str, NDArray[Any]] = {
-        "latency": np.frombuffer(steps.latency_ms),
-        "decode": np.frombuffer(steps.decode_ms),
-        "turn": np.frombuffer(steps.turn_ms),
-        "launch": launch_ms,
-        "budget": steps.spread("turn_budget_ms"),
-        "batch": steps.spread("batch"),
-        "joined": steps.spread("joined"),
-        "decode_sms": steps.spread("decode_sms"),
-    }
-    chosen = np.flatnonzero(late)
-    chosen = chosen[np.argsort(columns["latency"][chosen])[::-1][:WORST]]
-    return [{name: round(float(values[at]), 3) for name, values in columns.items()} for at in chosen]
 
 
 def finetune_rate(instance: Instance, job: Any, serving: Any, warm_up_s: float) -> dict[str, Any]:

@@ -100,19 +100,20 @@ class SglangParts:
         return {"loop": self._sglang.loop, **self._startup}
 
     def decode(self) -> dict[str, Any]:
-        """From result to result."""
+        """From result to result; and, in a run of its own, what of that is the GPU's."""
         options = self._options
-        return decoded(
-            [
-                {
-                    batch: steady(
-                        self._sglang.step_ms(batch, options.prompt_tokens, options.output_tokens), options.skip_steps
-                    )
-                    for batch in options.batches
-                }
-                for _ in range(options.rounds)
-            ]
-        )
+        length = (options.prompt_tokens, options.output_tokens)
+        rounds = [
+            {batch: steady(self._sglang.step_ms(batch, *length), options.skip_steps) for batch in options.batches}
+            for _ in range(options.rounds)
+        ]
+        on_gpu = {batch: self._sglang.decode_ms(batch, *length) for batch in options.batches}
+        parts = {
+            str(batch): {"decode_ms": [float(np.median(steady(ms, options.skip_steps)))]}
+            for batch, ms in on_gpu.items()
+            if ms
+        }
+        return {**decoded(rounds), "median_parts_of_each_round": parts}
 
     brief = staticmethod(short)
 

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.colocation.step_tables import worst
 from benchmarks.record import azure_conv, provenance, write_json
 from harli_cli.report.columns import ResultColumns, columns_of
 from harli_cli.report.digest import digest
@@ -84,20 +85,30 @@ def measured(scenario: Scenario, options: argparse.Namespace) -> tuple[Books, di
         "partitions": instance.partitions.kind,
         "startup_s": instance.startup_s,
         "layers": options.layers,
-        "gpu_memory_used_gb": memory_used_gb(options.device),
+        "gpu_memory_gb": memory_gb(options.device),
         "finetune_stopped": books[0]["finetune"]["stopped"],
         "reclaims": [row for row in rows if row[0] >= 0.0],
     }
 
 
-def memory_used_gb(device: str) -> float | None:
-    """What the whole process (and whoever else is there) holds of the GPU now."""
+def memory_gb(device: str) -> dict[str, float] | None:
+    """What is taken of the GPU now, by whoever; what torch holds of it, and what of that is in use. The pool is neither."""
     if device != "cuda":
         return None
     import torch
 
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    return float(total_bytes - free_bytes) / 1e9
+    held, used = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    by_stream: dict[str, float] = {}
+    for segment in torch.cuda.memory_snapshot():
+        name = f"stream {segment['stream']}, pool {segment['segment_pool_id']}"
+        by_stream[name] = by_stream.get(name, 0.0) + segment["total_size"] / 1e9
+    return {
+        "used": (total_bytes - free_bytes) / 1e9,
+        "torch_holds": held / 1e9,
+        "torch_uses": used / 1e9,
+        **{name: round(size, 2) for name, size in sorted(by_stream.items(), key=lambda item: -item[1])},
+    }
 
 
 def keep(out: Path, books: Books) -> None:
@@ -212,6 +223,7 @@ def main() -> None:
         "batches": options.batches,
         "pool": {name: summary["memory"][name] for name in ("rows", "row_bytes", "rows_lent", "rows_reclaimed")},
         "requests": summary["requests"],
+        "worst_steps": worst(steps, np.ones(len(steps), dtype=bool)),
         "violations": summary["steps"]["violations"],
         "ttft_ms": summary["ttft_ms"],
         "finetune_tokens_per_s": summary["finetune"]["tokens_per_s"],

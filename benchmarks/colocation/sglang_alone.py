@@ -83,6 +83,39 @@ class SglangAlone:
         full_s = [end_s for end_s, size in self._ends if size == batch]
         return [(last - first) * 1e3 for first, last in pairwise(full_s)]
 
+    def decode_ms(self, batch: int, prompt_tokens: int, output_tokens: int) -> list[float]:
+        """The same run again, with marks on the GPU: from each decode graph's begin to the end of its step's work."""
+        if not self._on_gpu:
+            return []
+        import torch
+
+        scheduler, marks = self.scheduler, []
+        graphs = scheduler.tp_worker.model_runner.decode_cuda_graph_runner.backend
+        replay, run_batch = graphs.replay, scheduler.run_batch
+
+        def mark() -> Any:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+
+        def replayed(*arguments: Any, **options: Any) -> Any:
+            marks.append([mark()])
+            return replay(*arguments, **options)
+
+        def ran(*arguments: Any, **options: Any) -> Any:
+            before = len(marks)
+            result = run_batch(*arguments, **options)
+            if len(marks) > before:
+                marks[-1].append(mark())
+            return result
+
+        graphs.replay, scheduler.run_batch = replayed, ran
+        try:
+            self.step_ms(batch, prompt_tokens, output_tokens)
+        finally:
+            graphs.replay, scheduler.run_batch = replay, run_batch
+        return [float(begin.elapsed_time(end)) for begin, end in marks]
+
     def _stamped(self, batch: Any, result: Any) -> None:
         self._process(batch, result)
         if batch.forward_mode.is_decode():

@@ -92,11 +92,21 @@ def test_groups_and_parts_change_only_the_order(layers: int, micro_batches: int,
     assert len(cut) == len(set(cut)) == len(whole) + micro_batches * (parts - 1)
 
 
-@pytest.mark.parametrize(("group", "parts"), [(0, 1), (1, 0)])
-def test_no_group_or_part_is_refused(group: int, parts: int) -> None:
-    """A group or a head + loss of nothing is a configuration error that says both."""
-    with pytest.raises(ConfigError, match=f"not {group} and {parts}"):
-        UnitOrder(1, 1, group=group, head_parts=parts)
+@pytest.mark.parametrize(("group", "parts", "together"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_no_group_or_part_is_refused(group: int, parts: int, together: int) -> None:
+    """A group, a head + loss or an optimizer unit of nothing is a configuration error that says all three."""
+    with pytest.raises(ConfigError, match=f"not {group} and {parts} and {together}"):
+        UnitOrder(1, 1, group=group, head_parts=parts, optimizer_layers=together)
+
+
+@given(layers=st.integers(1, 9), together=st.integers(1, 12))
+def test_an_optimizer_unit_may_update_several_layers(layers: int, together: int) -> None:
+    """Its layer is the first one; the units after each other cover every layer once."""
+    units = [unit for unit in UnitOrder(layers, 1, optimizer_layers=together).units if unit.kind == "optimizer"]
+    ends = [unit.layer for unit in units[1:]] + [layers]
+    covered = [layer for unit, end in zip(units, ends, strict=True) for layer in range(unit.layer or 0, end or 0)]
+    assert covered == list(range(layers))
+    assert len(units) == -(-layers // together)
 
 
 @pytest.mark.parametrize(("layers", "micro_batches"), [(0, 1), (1, 0), (-1, 2)])

@@ -193,12 +193,12 @@ class FaultyWork:
         """The engine's."""
         return getattr(self._work, name)
 
-    def run(self, unit: Any, stream: Any = None) -> None:
+    def run(self, unit: Any, stream: Any = None, host_ms: float | None = None) -> None:
         """The engine's, until it fails."""
         self._units += 1
         if self._units == self._at:
             self._fault()
-        self._work.run(unit, stream)
+        self._work.run(unit, stream, host_ms)
 
 
 def unit_raises() -> None:

@@ -94,7 +94,7 @@ class FinetuneEngine:
         """See `FinetuneWork`."""
         return self.weights.ready(self.cursor.unit.walk)
 
-    def run(self, unit: Unit, stream: Any = None) -> None:
+    def run(self, unit: Unit, stream: Any = None, host_ms: float | None = None) -> None:
         """See `FinetuneWork`."""
         if unit is not self.cursor.unit or self._status != "running":
             raise JobError(
@@ -102,7 +102,7 @@ class FinetuneEngine:
             )
         torch = self._torch
         if self.device.type != "cuda":
-            self._run(unit, None)
+            self._run(unit, None, host_ms)
             self._settle()
             return
         stream = stream or torch.cuda.current_stream(self.device)
@@ -110,7 +110,7 @@ class FinetuneEngine:
             if self._event is not None and stream != self._stream:
                 stream.wait_event(self._event)
             self._stream = stream
-            self._run(unit, stream)
+            self._run(unit, stream, host_ms)
 
     def pause(self, reason: str = "paused on request") -> None:
         """See `FinetuneWork`."""
@@ -224,11 +224,17 @@ class FinetuneEngine:
     def _order(self, micro_batches: int) -> UnitOrder:
         if micro_batches not in self._orders:
             layers, cut = len(self.model.layers), self.settings
-            self._orders[micro_batches] = UnitOrder(layers, micro_batches, group=cut.group, head_parts=cut.head_parts)
+            self._orders[micro_batches] = UnitOrder(
+                layers,
+                micro_batches,
+                group=cut.group,
+                head_parts=cut.head_parts,
+                optimizer_layers=self.states.layers_together,
+            )
         return self._orders[micro_batches]
 
-    def _run(self, unit: Unit, stream: Any) -> None:
-        self._step.run(unit, stream)
+    def _run(self, unit: Unit, stream: Any, host_ms: float | None) -> None:
+        self._step.run(unit, stream, host_ms)
         if stream is not None:
             self._event = self._torch.cuda.Event()
             self._event.record(stream)

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Literal, Protocol
 
 from backends.cuda.finetune import layer_pass
@@ -26,6 +27,12 @@ from backends.cuda.finetune.lora_state import LoraState
 
 Kind = Literal["forward", "backward", "backward_to_input"]
 Structure = tuple[Any, ...]
+
+FIRST_CAPTURE_MS = 20.0
+"""What a capture is taken to need of the host before one was seen."""
+
+FORGETTING = 0.9
+"""The longest capture counts so much less with each later one."""
 
 
 class Capture(Protocol):
@@ -101,7 +108,8 @@ class GraphRunner:
 
     That first pass also lets libraries set themselves up, which a capture must not see. On a stream with fewer SMs than
     the chip the first capture of a shape is made with and without telling cuBLAS, both are timed (which waits for the
-    GPU, once a stream and shape), and the faster way is kept for all graphs of that shape.
+    GPU, once a stream and shape), and the faster way is kept for all graphs of that shape. A unit whose graph is missing
+    runs eagerly too where the host has no time for a capture (`Place.host_ms`).
     """
 
     def __init__(self, eager: EagerRunner, capture: Capture, max_graphs: int = 2048) -> None:
@@ -113,6 +121,7 @@ class GraphRunner:
         self._targets: dict[tuple[Any, ...], int | None] = {}
         self._structures = [_structure(layer, state) for layer, state in zip(eager.layers, eager.states, strict=True)]
         self._max_graphs = max_graphs
+        self._capture_ms = FIRST_CAPTURE_MS
         self.counters = Counters()
 
     def forward(self, place: Place, hidden: Any, inputs: AttentionInputs) -> Any:
@@ -152,7 +161,9 @@ class GraphRunner:
         family = self._family(kind, place, hidden, inputs)
         if place.slot is None or family[0] is None:
             return None
-        if family not in self._seen:
+        key = (*family, place.slot)
+        late = place.host_ms is not None and key not in self._graphs and self._capture_ms > place.host_ms
+        if family not in self._seen or late:
             self._seen.add(family)
             self.counters.eager += 1
             return None
@@ -160,9 +171,11 @@ class GraphRunner:
         stage = self._stages.get(family[2:])
         if stage is None:
             stage = self._stages[family[2:]] = Stage(hidden, inputs, state)
-        key = (*family, place.slot)
         if key not in self._graphs:
+            begin_s = perf_counter()
             self._graphs[key] = self._captured(kind, place, stage, family)
+            took_ms = (perf_counter() - begin_s) * 1e3
+            self._capture_ms = max(took_ms, FORGETTING * self._capture_ms)
             if len(self._graphs) > self._max_graphs:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)

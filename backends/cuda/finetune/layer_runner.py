@@ -15,12 +15,16 @@ from backends.cuda.finetune.submodel import Submodel
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where and how a unit runs: its layer, the slot that the layer's weights are in, the stream, the seed of its draws."""
+    """Where and how a unit runs: its layer, the slot that the layer's weights are in, the stream, the seed of its draws.
+
+    ``host_ms``: see `FinetuneWork.run`.
+    """
 
     layer: int
     slot: int | None
     stream: Any
     seed: int | None
+    host_ms: float | None = None
 
 
 class LayerRunner(Protocol):

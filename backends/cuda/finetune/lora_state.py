@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from backends.cuda.finetune.recipe import Recipe
 from backends.cuda.finetune.submodel import Submodel
 
 ALIGNED = 64
@@ -19,7 +18,7 @@ class LoraState:
     what autocast does at each use. Gradients add up in the master's dtype.
     """
 
-    def __init__(self, submodel: Submodel, device: Any, compute_dtype: Any, recipe: Recipe) -> None:
+    def __init__(self, submodel: Submodel, device: Any, compute_dtype: Any) -> None:
         """Take the values over from the module and let it compute on views."""
         import torch
 
@@ -41,16 +40,8 @@ class LoraState:
         self.gradient = torch.zeros_like(self.master)
         self.gradient_views = self.views(self.gradient)
         self.parameters = self.bind(self.compute)
-        self._master_parameter = torch.nn.Parameter(self.master)
-        self._master_parameter.grad = self.gradient
-        self.optimizer = torch.optim.AdamW(
-            [self._master_parameter],
-            lr=recipe.learning_rate,
-            betas=(recipe.adam_beta1, recipe.adam_beta2),
-            eps=recipe.adam_epsilon,
-            weight_decay=recipe.weight_decay,
-            fused=True,
-        )
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
+        self.steps = torch.zeros((), dtype=torch.float32, device=device)
 
     def views(self, flat: Any) -> list[Any]:
         """``flat`` cut into the parameters' shapes."""
@@ -77,43 +68,24 @@ class LoraState:
             if part is not None:
                 total.add_(part)
 
-    def update(self, rate: float, scale: Any, bad: Any) -> None:
-        """One AdamW step on ``scale * gradient``, nothing at all where ``bad`` is 1; then the gradient is zero."""
-        if scale is not None:
-            self.gradient.mul_(scale)
-        self.optimizer.param_groups[0]["lr"] = rate
-        self.optimizer.grad_scale = None
-        self.optimizer.found_inf = bad
-        self.optimizer.step()
-        self.gradient.zero_()
-        if self.compute is not self.master:
-            self.compute.copy_(self.master)
-
     def tensors(self) -> dict[str, Any]:
         """State by name (``master``, ``exp_avg``, ``exp_avg_sq`` and ``step``), as a checkpoint has it; not copied."""
-        import torch
-
-        kept: dict[str, Any] = self.optimizer.state[self._master_parameter]
         made = {}
-        for what in ("master", "exp_avg", "exp_avg_sq"):
-            flat = self.master if what == "master" else kept.get(what, torch.zeros_like(self.master))
+        for what, flat in self._flats().items():
             for name, view in zip(self.names, self.views(flat), strict=True):
                 made[f"{what}/{self.submodel.prefix}{name}"] = view
-        made[f"step/{self.submodel.prefix}"] = kept.get("step", torch.zeros((), device=self.master.device))
+        made[f"step/{self.submodel.prefix}"] = self.steps
         return made
 
     def restore(self, tensors: dict[str, Any]) -> None:
         """Take over what `tensors` gave; the caller has checked that names and shapes are right."""
-        import torch
-
-        flats = {what: torch.zeros_like(self.master) for what in ("master", "exp_avg", "exp_avg_sq")}
-        for what, flat in flats.items():
+        for what, flat in self._flats().items():
             for name, view in zip(self.names, self.views(flat), strict=True):
                 view.copy_(tensors[f"{what}/{self.submodel.prefix}{name}"])
-        self.master.copy_(flats["master"])
-        step = tensors[f"step/{self.submodel.prefix}"].to(self.master.device, torch.float32)
-        moments = {"exp_avg": flats["exp_avg"], "exp_avg_sq": flats["exp_avg_sq"]}
-        self.optimizer.state[self._master_parameter] = {"step": step.clone(), **moments}
+        self.steps.copy_(tensors[f"step/{self.submodel.prefix}"])
         self.gradient.zero_()
         if self.compute is not self.master:
             self.compute.copy_(self.master)
+
+    def _flats(self) -> dict[str, Any]:
+        return {"master": self.master, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}

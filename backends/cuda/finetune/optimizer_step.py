@@ -64,26 +64,26 @@ class OptimizerStep:
         self.walk_read: int | None = None
         self._scale: Any = None
 
-    def run(self, unit: Unit, stream: Any) -> None:
-        """Do the work of ``unit``."""
+    def run(self, unit: Unit, stream: Any, host_ms: float | None = None) -> None:
+        """Do the work of ``unit``; ``host_ms``: see `FinetuneWork.run`."""
         self.walk_read = None
         if not self.activations.loaded:
             self.activations.load(self.batch, self.parts.model.rotary, self.parts.states.dtype)
         if unit.kind == "forward":
-            self._forward(unit, stream)
+            self._forward(unit, self._place(unit, stream, host_ms))
         elif unit.kind == "backward":
-            self._backward(unit, stream)
+            self._backward(unit, stream, host_ms)
         elif unit.kind == "head_loss":
             self._head_loss(unit)
         else:
             self._optimizer(unit)
 
-    def _place(self, unit: Unit, stream: Any) -> Place:
+    def _place(self, unit: Unit, stream: Any, host_ms: float | None) -> Place:
         assert unit.layer is not None
         assert unit.micro_batch is not None
         slot = self.parts.weights.use(unit.walk, stream)
         self.walk_read = unit.walk
-        return Place(unit.layer, slot, stream, self._seed(unit.layer, unit.micro_batch))
+        return Place(unit.layer, slot, stream, self._seed(unit.layer, unit.micro_batch), host_ms)
 
     def _seed(self, submodel: int, micro_batch: int, part: int = 0) -> int | None:
         piece = {EMBEDDING: self.parts.model.embedding, HEAD: self.parts.model.head}.get(submodel)
@@ -91,11 +91,10 @@ class OptimizerStep:
             return None
         return unit_seed(self.parts.recipe.seed, self.step, micro_batch, submodel, part)
 
-    def _forward(self, unit: Unit, stream: Any) -> None:
+    def _forward(self, unit: Unit, place: Place) -> None:
         layer, index, kept = unit.layer, unit.micro_batch, self.activations
         assert layer is not None
         assert index is not None
-        place = self._place(unit, stream)
         if layer == 0:
             with seeded(self._seed(EMBEDDING, index), self.parts.device), self._torch.no_grad():
                 kept.put(0, index, self.parts.model.embedding.module(kept.ids(index)))
@@ -139,14 +138,14 @@ class OptimizerStep:
         if unit.part + 1 == parts:
             kept.drop(layers, index)
 
-    def _backward(self, unit: Unit, stream: Any) -> None:
+    def _backward(self, unit: Unit, stream: Any, host_ms: float | None) -> None:
         layer, index, kept = unit.layer, unit.micro_batch, self.activations
         assert layer is not None
         assert index is not None
         model = self.parts.model
         if layer < model.first_trained:
             return
-        place = self._place(unit, stream)
+        place = self._place(unit, stream, host_ms)
         by_input = layer > model.first_trained
         pair, state = kept.take_kept(layer, index), self.parts.states.layers[layer]
         if pair is not None:
@@ -172,5 +171,4 @@ class OptimizerStep:
             limit = self.parts.recipe.max_grad_norm
             self._scale = None if limit is None else (limit / (self.norm + 1e-6)).clamp(max=1.0)
         rate = self.parts.recipe.rate_at(self.step)
-        for state in self.parts.states.updated_with(unit.layer):
-            state.update(rate, self._scale, self.bad)
+        self.parts.states.update(unit.layer, rate, self._scale, self.bad)

@@ -67,8 +67,11 @@ class FinetuneWork(Protocol):
         """
         ...
 
-    def run(self, unit: Unit, stream: Any = None) -> None:
+    def run(self, unit: Unit, stream: Any = None, host_ms: float | None = None) -> None:
         """Enqueue ``unit``, which must be `next_unit`, on ``stream`` (a `torch.cuda.Stream`; `None`: the current one).
+
+        ``host_ms`` is what the host has time for (`None`: anything): a graph that should take longer to capture is not
+        captured now, and the unit runs kernel by kernel.
 
         Graphs are captured per stream, so give the same stream object for the same partition each time, and never the
         default stream, on which nothing can be captured.

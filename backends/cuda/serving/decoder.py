@@ -54,10 +54,11 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a step produced: how many requests got a token, those that are done, the decode graph's own duration."""
+    """What a step produced: how many requests got a token, those that are done, the decode graph's begin and duration."""
 
     batch: int
     completed: tuple[Served, ...]
+    begin: Any
     decode_ms: float
 
 
@@ -188,6 +189,8 @@ class Decoder:
         scheduler = self.scheduler
         if not scheduler.running_batch.is_empty():
             self._filter_only(scheduler.running_batch)  # who left makes room for who waits
+            if not scheduler.waiting_queue and not scheduler.running_batch.is_empty():
+                return True
         while True:
             plan = scheduler.get_next_batch_to_run(
                 running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
@@ -291,7 +294,7 @@ class Decoder:
         reqs = step.batch.reqs
         completed = [self._served.pop(request.rid) for request in reqs if request.finished()]
         self._some_left = self._some_left or bool(completed)
-        return Finished(len(reqs), tuple(completed), self._timeline.between_ms(step.begin, step.end))
+        return Finished(len(reqs), tuple(completed), step.begin, self._timeline.between_ms(step.begin, step.end))
 
     def abort_all(self) -> None:
         """Send every request away, and run the steps that SGLang needs for that; none is launched now."""

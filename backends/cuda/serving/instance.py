@@ -173,15 +173,28 @@ class Instance:
                         self.decoder.finish(0.0)
         if self.job is not None and self.on_gpu:
             self._warm_up_job(self.job)
+        if self.on_gpu:
+            import torch
+
+            torch.cuda.empty_cache()  # what only loading and the first passes needed
         gc.collect()
         gc.freeze()  # what was made so far lives for good; collecting it again and again would delay steps
         self.startup_s["warm-up"] = time.perf_counter() - begin_s
         self._report(f"warm after {self.startup_s['warm-up']:.1f} s")
 
+    def _take_rows_back(self, job: Job) -> None:
+        """A job that stands still keeps no more than its smallest window."""
+        with self.on_stream():
+            job.memory.shrink(0, self.timeline.now_ms())
+            while job.memory.under_way:
+                job.memory.poll(self.timeline.now_ms())
+
     def _warm_up_job(self, job: Job) -> None:
-        """One optimizer step on each finetune stream."""
+        """One optimizer step on each finetune stream, with as many layers resident as may be: graphs are of places."""
         import torch
 
+        with self.on_stream():
+            job.memory.grow(job.memory.needs.rows_wanted)
         for lane in (*self.partitions.lanes, self.partitions.whole):
             engine = job.engine
             if engine is None:
@@ -210,6 +223,8 @@ class Instance:
         steps = StepBook()
         recorder = Recorder(0, loop, requests, steps, self.predictor, qos_ms)
         job = self.job if policy.finetunes else None
+        if job is None and self.job is not None:
+            self._take_rows_back(self.job)
         serving = ServingLoop(
             self.decoder,
             self.partitions,

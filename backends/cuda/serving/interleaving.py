@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from backends.cuda.serving.decoder import Decoder
+from backends.cuda.serving.decoder import Decoder, Finished
 from backends.cuda.serving.hosted_job import Job
 from backends.cuda.serving.partitions import Partitions
 from backends.cuda.serving.plan_book import PlanBook
@@ -32,6 +32,9 @@ class Interleaving:
         self._taken: Turn | None = None  # of the step under way
         self._running_ms = 0.0  # when the step under way was last seen to run
         self._decode_ms: dict[int, float] = {}  # the last decode graph on so many SMs
+        self._waited: Any = None  # the mark that the last decode graph waited for
+        self.start_gap_ms: list[float] = []
+        """From the end of the unit that a decode graph waited for to its begin: the host had not launched it yet."""
 
     def pump(self, held: HeldPlan) -> UnitPump | None:
         """Where units come from under a plan; `None`: it has none."""
@@ -63,7 +66,8 @@ class Interleaving:
     def behind(self, decode_sms: int) -> Any:
         """What a decode graph on so many SMs waits for, on the GPU: a unit that still runs on some of them, or nothing."""
         flight = self._job.pump.last if self._job is not None else None
-        return flight.end if flight is not None and self._crosses(flight.sms, decode_sms) else None
+        self._waited = flight.end if flight is not None and self._crosses(flight.sms, decode_sms) else None
+        return self._waited
 
     def beside(self, held: HeldPlan, meanwhile: Callable[[float | None], bool]) -> None:
         """Until the step that was launched is over: units beside it, then the first ones of the next turn, behind it.
@@ -87,12 +91,14 @@ class Interleaving:
                 return
             self._running_ms = now_ms
 
-    def over(self, held: HeldPlan, now_ms: float, decode_ms: float) -> float:
+    def over(self, held: HeldPlan, now_ms: float, step: Finished) -> float:
         """The step is over: the next turn goes on while the host reads the results. Returns how long its own turn was."""
         if self._turn is not None:
             self._turn.unblock(self._running_ms, now_ms)
             self._advance(self._turn, now_ms + held.turn_budget_ms, self.lead.ms)
-        self._decode_ms[held.plan.decode_sms] = decode_ms
+        self._decode_ms[held.plan.decode_sms] = step.decode_ms
+        if self._waited is not None:
+            self.start_gap_ms.append(self._timeline.between_ms(self._waited, step.begin))
         marks = self._taken.marks if self._taken is not None else None
         self._taken = None
         return self._timeline.between_ms(*marks) if marks is not None and self._timeline.passed(marks[1]) else 0.0
@@ -127,7 +133,7 @@ class Interleaving:
         decode_ms, began_ms = self._decode_ms.get(decode_sms), self._decoder.began_ms
         if decode_ms is None or self._decoder.stream is None:
             return None
-        if self._job is not None and self.behind(decode_sms) is not None:
+        if self._job is not None and self._waited is not None:
             began_ms = max(began_ms, self._job.pump.due_ms)
         return began_ms + decode_ms
 

@@ -240,7 +240,7 @@ class ServingLoop:
         self.interleaving.beside(held, self._while_decoding)
         now_ms = self._timeline.now_ms()
         step = self._decoder.finish(now_ms)
-        turn_ms = self.plans.turned_ms + self.interleaving.over(held, now_ms, step.decode_ms)
+        turn_ms = self.plans.turned_ms + self.interleaving.over(held, now_ms, step)
         self.plans.turned_ms = 0.0
         finetuned = busy_before or turn_ms > 0.0 or (pump is not None and pump.launched > units_before)
         self._emitted(span, step, now_ms, turn_ms, finetuned=finetuned)

@@ -87,7 +87,9 @@ class Turn:
                 return True
             if not wanted:
                 return False
-            if not pump.launched_by(unit, free_ms) or not pump.launch(unit, pump.total_sms, behind):
+            if not pump.launched_by(unit, free_ms):
+                return not pump.running
+            if not pump.launch(unit, pump.total_sms, behind, until_ms if free_ms is None else free_ms):
                 return not pump.running
             self._last = pump.last
             self._first = self._first or self._last

@@ -15,7 +15,10 @@ from harli_core.types import UnitKind
 from harli_core.units import Unit
 
 LEAD_MS = 0.4
-"""A unit is enqueued when the one before it has less than this to go, so that its SMs do not fall idle."""
+"""In a turn so much of a unit is in flight beyond what the host is expected to need, so that the chip does not fall idle."""
+
+BESIDE_LEAD_MS = 1.2
+"""Beside decode a unit is enqueued when the one before it has less than this to go: the host may be at something else."""
 
 LEARNING = 0.2
 """Weight of the latest unit in the running ratio of measured to predicted duration."""
@@ -170,10 +173,10 @@ class UnitPump:
 
         The host must be free again at ``free_ms``: a unit that takes longer to launch is left for later.
         """
-        if not self.wants_more(LEAD_MS):
+        if not self.wants_more(BESIDE_LEAD_MS):
             return False
         unit = self.ready_unit()
-        return unit is not None and self.launched_by(unit, free_ms) and self.launch(unit, sms)
+        return unit is not None and self.launched_by(unit, free_ms) and self.launch(unit, sms, free_ms=free_ms)
 
     def wants_more(self, lead_ms: float) -> bool:
         """Whether what is in flight lasts for less than ``lead_ms``."""
@@ -226,8 +229,8 @@ class UnitPump:
             self.stop(f"{type(error).__name__}: {error}")
             return None
 
-    def launch(self, unit: Unit, sms: int, behind: Behind | None = None) -> bool:
-        """Enqueue `ready_unit` on ``sms`` SMs; `False`: the job failed."""
+    def launch(self, unit: Unit, sms: int, behind: Behind | None = None, free_ms: float | None = None) -> bool:
+        """Enqueue `ready_unit` on ``sms`` SMs, the host free again at ``free_ms``; `False`: the job failed."""
         assert self.work is not None
         stream = self._partitions.finetune_stream(sms)
         predicted_ms, expected_ms = self.predicted_ms(unit, sms), self.expected_ms(unit, sms)
@@ -240,7 +243,7 @@ class UnitPump:
                 stream.wait_event(behind.end)
         begin = self._timeline.mark(stream)
         try:
-            self.work.run(unit, stream)
+            self.work.run(unit, stream, None if free_ms is None else free_ms - before_ms)
         except Exception as error:  # whatever it is, serving goes on
             self.stop(f"unit {unit.kind} of layer {unit.layer} failed: {type(error).__name__}: {error}")
             return False

@@ -1,0 +1,72 @@
+"""What steps were made of: by partition, and the longest ones one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.cuda.serving.unit_times import Times
+from harli_core.records import StepBook
+
+WORST = 20
+"""The longest steps that are kept one by one."""
+
+
+def by_decode_sms(steps: StepBook, late: NDArray[np.bool_]) -> dict[str, dict[str, float]]:
+    """Where the steps of the window ran: how many on each partition, and means of what they were made of, in ms."""
+    on_sms = steps.spread("decode_sms")
+    columns = {
+        "batch": steps.spread("batch"),
+        "latency_ms": np.frombuffer(steps.latency_ms),
+        "decode_ms": np.frombuffer(steps.decode_ms),
+        "turn_ms": np.frombuffer(steps.turn_ms),
+        "turn_budget_ms": steps.spread("turn_budget_ms"),
+    }
+    found = {}
+    for sms in np.unique(on_sms[late]):
+        chosen = late & (on_sms == sms)
+        means = {name: round(float(values[chosen].mean()), 3) for name, values in columns.items()}
+        found[str(int(sms))] = {"steps": int(chosen.sum()), **means}
+    return found
+
+
+def brief_of(times: Times) -> dict[str, float]:
+    """How many, their mean and the longest."""
+    mean_ms = round(times.total_ms / times.count, 4)
+    return {"count": times.count, "mean_ms": mean_ms, "longest_ms": round(times.longest_ms, 4)}
+
+
+def ends_s(steps: StepBook) -> NDArray[np.float64]:
+    """When each step ended, in seconds of the run."""
+    latency_ms = np.frombuffer(steps.latency_ms)
+    counts = steps.span_steps().astype(np.int64)
+    if not counts.size:
+        return latency_ms
+    starts, total_ms = np.cumsum(counts) - counts, np.cumsum(latency_ms)
+    before_ms = np.repeat(total_ms[starts] - latency_ms[starts], counts)
+    start_s = np.repeat(np.asarray(steps.span_column("start_s"), dtype=np.float64), counts)
+    found: NDArray[np.float64] = start_s + (total_ms - before_ms) / 1e3
+    return found
+
+
+def worst(
+    steps: StepBook, late: NDArray[np.bool_], launch_ms: NDArray[np.float64] | None = None
+) -> list[dict[str, float]]:
+    """The longest steps of the window: what each was made of, in ms; ``budget``: the turn that its plan allowed."""
+    columns: dict[str, NDArray[Any]] = {
+        "end_s": ends_s(steps),
+        "latency": np.frombuffer(steps.latency_ms),
+        "decode": np.frombuffer(steps.decode_ms),
+        "turn": np.frombuffer(steps.turn_ms),
+        "budget": steps.spread("turn_budget_ms"),
+        "batch": steps.spread("batch"),
+        "joined": steps.spread("joined"),
+        "decode_sms": steps.spread("decode_sms"),
+    }
+    if launch_ms is not None:
+        columns["launch"] = launch_ms
+    chosen = np.flatnonzero(late)
+    chosen = chosen[np.argsort(columns["latency"][chosen])[::-1][:WORST]]
+    return [{name: round(float(values[at]), 3) for name, values in columns.items()} for at in chosen]
