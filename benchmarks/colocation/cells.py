@@ -92,7 +92,7 @@ def measured(
         "launch_ms": distribution(launch_ms) if len(launch_ms) else None,
         "start_gap_ms": distribution(gap_ms) if len(gap_ms := np.asarray(serving.interleaving.start_gap_ms)) else None,
         "by_decode_sms": by_decode_sms(steps, late) if late.any() else {},
-        "worst_steps": worst(steps, late, launch_ms) if late.any() else [],
+        "worst_steps": worst(steps, late, serving) if late.any() else [],
         "rows_lent": float(np.mean(steps.span_column("rows_lent"))) if counts.size else None,
     }
     job = serving.job

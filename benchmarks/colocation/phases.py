@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def simulated(scenario: Scenario) -> tuple[Books, dict[str, Any]]:
     config = scenario.config
     outcome, device = scenario.run(config.policy, {})
     summary = {"config": config.model_dump(), **sections(scenario, outcome, device)}
-    return (summary, outcome.requests, outcome.steps), {"reclaims": None}
+    return (summary, outcome.requests, outcome.steps), {"reclaims": None, "serving": None}
 
 
 def measured(scenario: Scenario, options: argparse.Namespace) -> tuple[Books, dict[str, Any]]:
@@ -75,6 +76,14 @@ def measured(scenario: Scenario, options: argparse.Namespace) -> tuple[Books, di
     instance = instance_of(scenario, options, shared=False)
     assert instance.job is not None
     given = GpuOptions(None, "dummy", options.prefill, None, options.device)
+    serve, loops = instance.serve, []
+
+    def served(*arguments: Any, **options: Any) -> Any:
+        made = serve(*arguments, **options)
+        loops.append(made[0])
+        return made
+
+    instance.serve = served  # type: ignore[method-assign]
     books = run_on(instance, scenario.config, given, scenario, None, quiet)
     zero_ms = books[0]["gpu"]["began_s"] * 1e3
     rows = [((row.asked_ms - zero_ms) / 1e3, row.took_ms) for row in instance.job.memory.reclaims]
@@ -86,9 +95,17 @@ def measured(scenario: Scenario, options: argparse.Namespace) -> tuple[Books, di
         "startup_s": instance.startup_s,
         "layers": options.layers,
         "gpu_memory_gb": memory_gb(options.device),
+        "unit_graphs": graph_counters(instance),
         "finetune_stopped": books[0]["finetune"]["stopped"],
+        "serving": loops[0],
         "reclaims": [row for row in rows if row[0] >= 0.0],
     }
+
+
+def graph_counters(instance: Any) -> dict[str, Any] | None:
+    """Captures of finetune units; those of the warm-up are among them."""
+    counters = getattr(instance.engine.runner, "counters", None) if instance.engine is not None else None
+    return None if counters is None else asdict(counters)
 
 
 def memory_gb(device: str) -> dict[str, float] | None:
@@ -213,7 +230,7 @@ def main() -> None:
     summary, _, steps = books
     result, reservation = columns_of(*books), scenario.contexts.reservation
     drawn = digest(result)
-    rows = found.pop("reclaims")
+    rows, serving = found.pop("reclaims"), found.pop("serving")
     document = {
         "benchmark": "phases",
         "backend": options.backend,
@@ -223,7 +240,7 @@ def main() -> None:
         "batches": options.batches,
         "pool": {name: summary["memory"][name] for name in ("rows", "row_bytes", "rows_lent", "rows_reclaimed")},
         "requests": summary["requests"],
-        "worst_steps": worst(steps, np.ones(len(steps), dtype=bool)),
+        "worst_steps": worst(steps, np.ones(len(steps), dtype=bool), serving),
         "violations": summary["steps"]["violations"],
         "ttft_ms": summary["ttft_ms"],
         "finetune_tokens_per_s": summary["finetune"]["tokens_per_s"],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backends.cuda.serving.unit_times import Times
 from harli_core.records import StepBook
+
+if TYPE_CHECKING:
+    from backends.cuda.serving.serving_loop import ServingLoop
 
 WORST = 20
 """The longest steps that are kept one by one."""
@@ -51,10 +54,12 @@ def ends_s(steps: StepBook) -> NDArray[np.float64]:
     return found
 
 
-def worst(
-    steps: StepBook, late: NDArray[np.bool_], launch_ms: NDArray[np.float64] | None = None
-) -> list[dict[str, float]]:
-    """The longest steps of the window: what each was made of, in ms; ``budget``: the turn that its plan allowed."""
+def worst(steps: StepBook, late: NDArray[np.bool_], serving: ServingLoop | None = None) -> list[dict[str, float]]:
+    """The longest steps of the window: what each was made of, in ms.
+
+    ``budget``: the turn that its plan allowed. Where they were measured, of the host: ``until_launch`` from the emission
+    before, ``admission`` in that, ``launch``.
+    """
     columns: dict[str, NDArray[Any]] = {
         "end_s": ends_s(steps),
         "latency": np.frombuffer(steps.latency_ms),
@@ -65,8 +70,10 @@ def worst(
         "joined": steps.spread("joined"),
         "decode_sms": steps.spread("decode_sms"),
     }
-    if launch_ms is not None:
-        columns["launch"] = launch_ms
+    if serving is not None:
+        columns["until_launch"] = np.asarray(serving.until_launch_ms)
+        columns["admission"] = np.asarray(serving.admission_ms)
+        columns["launch"] = np.asarray(serving.launch_delay_ms)
     chosen = np.flatnonzero(late)
     chosen = chosen[np.argsort(columns["latency"][chosen])[::-1][:WORST]]
     return [{name: round(float(values[at]), 3) for name, values in columns.items()} for at in chosen]

@@ -167,3 +167,34 @@ def test_kept_activations_are_not_captured() -> None:
     kept_losses, _, engine = trained(FixedAddresses(), settings=UnitSettings(recompute="none"))
     assert kept_losses == losses
     assert graphs_of(engine).counters.replayed == 0
+
+
+def test_a_graph_is_captured_only_where_the_host_has_time() -> None:
+    """Without time every unit runs kernel by kernel, with time they are graphs; losses and state are the same to the bit."""
+    captured: dict[float, int] = {}
+    trained_with: dict[float, tuple[list[float], dict[str, Any]]] = {}
+    for host_ms in (0.0, 1e6):
+        seen = Collected()
+        engine = tiny_engine(tiny_peft(), equal_lengths(), recipe(), on_step=seen, capture=FixedAddresses())
+        while (unit := engine.next_unit()) is not None:
+            engine.run(unit, None, host_ms)
+        captured[host_ms] = graphs_of(engine).counters.captured
+        trained_with[host_ms] = seen.losses, engine.states.tensors()
+    assert captured[0.0] == 0 < captured[1e6]
+    (losses, state), (graph_losses, graph_state) = trained_with.values()
+    assert graph_losses == losses
+    assert all(torch.equal(tensor, state[name]) for name, tensor in graph_state.items())
+
+
+def test_outputs_are_used_again() -> None:
+    """From the second step on the outputs of forward units lie where those of the first one lay."""
+    engine = tiny_engine(tiny_peft(), equal_lengths(), recipe(), capture=FixedAddresses())
+    places: list[set[int]] = []
+    while engine.state.step < 4 and (unit := engine.next_unit()) is not None:
+        step = engine.state.step
+        engine.run(unit)
+        places += [set() for _ in range(step + 1 - len(places))]
+        if unit.kind == "forward" and unit.layer is not None and unit.micro_batch is not None:
+            places[step].add(engine._step.activations.input(unit.layer + 1, unit.micro_batch).data_ptr())
+    assert places[2] == places[3]
+    assert len(places[3]) == LAYERS * len(engine._step.batch.micro_batches)

@@ -58,9 +58,9 @@ class Activations:
         """Set the input of ``layer``."""
         self._hidden[layer, index] = hidden
 
-    def drop(self, layer: int, index: int) -> None:
-        """The input of ``layer`` is not needed any more."""
-        self._hidden.pop((layer, index), None)
+    def drop(self, layer: int, index: int) -> Any:
+        """The input of ``layer`` is not needed any more; returns it (`None`: it was gone)."""
+        return self._hidden.pop((layer, index), None)
 
     def gradient(self, index: int) -> Any:
         """Gradient of the loss by the output of the layer whose backward unit is next."""

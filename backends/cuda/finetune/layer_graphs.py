@@ -31,7 +31,7 @@ Structure = tuple[Any, ...]
 FIRST_CAPTURE_MS = 20.0
 """What a capture is taken to need of the host before one was seen."""
 
-FORGETTING = 0.9
+FORGETTING = 0.98
 """The longest capture counts so much less with each later one."""
 
 
@@ -100,6 +100,8 @@ class Counters:
     captured: int = 0
     replayed: int = 0
     eager: int = 0
+    capture_ms: float = 0.0
+    longest_capture_ms: float = 0.0
     targeted: dict[str, bool] = field(default_factory=dict)
 
 
@@ -117,6 +119,8 @@ class GraphRunner:
         self._eager, self._capture = eager, capture
         self._graphs: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._stages: dict[tuple[Any, ...], Stage] = {}
+        self._spare: list[Any] = []  # outputs that nobody reads any more, all of one shape
+        self._spare_shape: Any = None
         self._seen: set[tuple[Any, ...]] = set()
         self._targets: dict[tuple[Any, ...], int | None] = {}
         self._structures = [_structure(layer, state) for layer, state in zip(eager.layers, eager.states, strict=True)]
@@ -128,7 +132,7 @@ class GraphRunner:
         """See `LayerRunner`."""
         stage = self._replayed("forward", place, hidden, None, inputs)
         if stage is not None:
-            return stage.output.clone()
+            return self._copied(stage.output)
         with self._capture.planned_for(self._known_target("forward", place, hidden, inputs)):
             return self._eager.forward(place, hidden, inputs)
 
@@ -143,6 +147,17 @@ class GraphRunner:
         if state is not None:
             state.gradient.add_(stage.gradient)
         return stage.by_hidden.clone() if by_input else None
+
+    def reuse(self, output: Any) -> None:
+        """See `LayerRunner`; torch keeps what is freed for the stream that it was made on, so each would have its own."""
+        if output.shape == self._spare_shape:
+            self._spare.append(output)
+
+    def _copied(self, output: Any) -> Any:
+        if output.shape != self._spare_shape:
+            self._spare_shape = output.shape
+            self._spare.clear()
+        return self._spare.pop().copy_(output) if self._spare else output.clone()
 
     def forget(self, stream: Any) -> None:
         """Drop the graphs of a stream that is to be destroyed, its partition with it; its work must be over."""
@@ -176,6 +191,8 @@ class GraphRunner:
             self._graphs[key] = self._captured(kind, place, stage, family)
             took_ms = (perf_counter() - begin_s) * 1e3
             self._capture_ms = max(took_ms, FORGETTING * self._capture_ms)
+            self.counters.capture_ms += took_ms
+            self.counters.longest_capture_ms = max(took_ms, self.counters.longest_capture_ms)
             if len(self._graphs) > self._max_graphs:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)

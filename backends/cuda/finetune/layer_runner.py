@@ -38,6 +38,10 @@ class LayerRunner(Protocol):
         """Add the gradients of the layer's trained parameters; returns that of its input if asked for."""
         ...
 
+    def reuse(self, output: Any) -> None:
+        """No unit from now on reads ``output``, which `forward` returned: it may become the output of a later one."""
+        ...
+
 
 class EagerRunner:
     """Kernel after kernel, any shape."""
@@ -61,3 +65,6 @@ class EagerRunner:
         if state is not None:
             state.add(gradients)
         return by_hidden
+
+    def reuse(self, output: Any) -> None:
+        """See `LayerRunner`; torch has it back with the last reference."""

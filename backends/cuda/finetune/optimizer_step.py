@@ -29,7 +29,7 @@ class UnitSettings:
     recompute: Literal["layer", "none"] = "layer"
     group: int | None = None
     head_parts: int = 1
-    loss_chunk_tokens: int = 1024
+    loss_chunk_tokens: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class OptimizerStep:
         else:
             output = self.parts.runner.forward(place, hidden, inputs)
         if layer < self.parts.model.first_trained:
-            kept.drop(layer, index)
+            self._drop(layer, index)
         kept.put(layer + 1, index, output)
 
     def _head_loss(self, unit: Unit) -> None:
@@ -136,7 +136,7 @@ class OptimizerStep:
             state.add(gradients)
         kept.gradient(index).view(-1, width).index_copy_(0, rows, by_rows)
         if unit.part + 1 == parts:
-            kept.drop(layers, index)
+            self._drop(layers, index)
 
     def _backward(self, unit: Unit, stream: Any, host_ms: float | None) -> None:
         layer, index, kept = unit.layer, unit.micro_batch, self.activations
@@ -156,13 +156,19 @@ class OptimizerStep:
         else:
             hidden, by_output = kept.input(layer, index), kept.gradient(index)
             by_hidden = self.parts.runner.backward(place, hidden, by_output, kept.inputs(index), by_input=by_input)
-        kept.drop(layer, index)
+        self._drop(layer, index)
         if layer == 0 and self.parts.states.embedding is not None:
             with seeded(self._seed(EMBEDDING, index), self.parts.device), self._torch.enable_grad():
                 embedded = model.embedding.module(kept.ids(index))
                 state = self.parts.states.embedding
                 state.add(list(self._torch.autograd.grad(embedded, state.parameters, by_hidden)))
         kept.put_gradient(index, by_hidden)
+
+    def _drop(self, layer: int, index: int) -> None:
+        """The input of ``layer`` was read for the last time; where layers keep more than that, others may refer to it."""
+        hidden = self.activations.drop(layer, index)
+        if layer and hidden is not None and self.parts.settings.recompute == "layer":
+            self.parts.runner.reuse(hidden)
 
     def _optimizer(self, unit: Unit) -> None:
         if unit.layer == 0:

@@ -66,6 +66,8 @@ class ServingLoop:
         self.draining = False
         self.finished: list[Served] = []
         self.launch_delay_ms: list[float] = []
+        self.until_launch_ms: list[float] = []  # of each step, from the emission before it
+        self.admission_ms: list[float] = []  # what admissions took of that
         self.prefilled_tokens = 0
         self._decoder = decoder
         self._partitions = partitions
@@ -84,6 +86,7 @@ class ServingLoop:
         self._joined: list[Served] = []
         self._gap_from_ms: dict[int, float] = {}
         self._joining = Longest(JOINS)
+        self._admitting_ms = 0.0
         self.interleaving = Interleaving(decoder, partitions, timeline, self.plans, job)
 
     @property
@@ -124,8 +127,10 @@ class ServingLoop:
                 continue
             before_ms = self._timeline.now_ms()
             some = self._decoder.admit(self._ran_prefill)
+            took_ms = self._timeline.now_ms() - before_ms
+            self._admitting_ms += took_ms
             if self._note_prefilled():
-                self._joining.add(self._timeline.now_ms() - before_ms)
+                self._joining.add(took_ms)
             if some:
                 self._decode_step()
             elif self._decoder.waiting:
@@ -236,6 +241,9 @@ class ServingLoop:
             return
         launch_ms = self._timeline.now_ms() - ready_ms
         self.launch_delay_ms.append(launch_ms)
+        self.until_launch_ms.append(ready_ms - self.plans.boundary_ms)
+        self.admission_ms.append(self._admitting_ms)
+        self._admitting_ms = 0.0
         self.interleaving.lead.add(launch_ms)
         self.interleaving.beside(held, self._while_decoding)
         now_ms = self._timeline.now_ms()
