@@ -7,7 +7,7 @@ prediction error, as on hardware. What lies outside the measured range is prolon
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -53,7 +53,7 @@ class DeviceModel:
         self._slowdown, self._unit_slowdown = _colocated_curves(samples, finetune_model, unit_tokens)
         self._units = _unit_durations(samples, finetune_model, unit_tokens)
         self._prefill = Curve(*zip(*sorted((float(p.tokens), median(p.ms)) for p in samples.prefill), strict=True))
-        self._solo_noise, self._shared_noise = _step_noise(samples, device.splits, seed)
+        self._solo_noise, self._shared_noise = _step_noise(samples, device.splits, seed, self._shared_ms)
         spread = [ratio for unit in samples.finetune_units for ratio in _over_median(unit.ms, unit.ms)]
         self._turn_noise = RecordedNoise(spread, seed, 1000)
         self._points: dict[tuple[int, bool, int], BatchPoint] = {}
@@ -113,6 +113,12 @@ class DeviceModel:
         if known is None:
             known = self._points[key] = self._point(decode_sms, beside, batch)
         return known
+
+    def _shared_ms(self, split: Split, batch: int, kv_tokens: int) -> float:
+        slowdowns = self._slowdown[split]
+        batches = slowdowns.batches
+        slowdown = slowdowns.curve(min(max(batch, batches[0]), batches[-1]))
+        return self._solo[split.decode_sms].curve(batch).at(kv_tokens) * slowdown.at(kv_tokens)
 
     def _point(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
         curves = self._solo[decode_sms]
@@ -199,12 +205,13 @@ def _over_median(values: Sequence[float], reference: Sequence[float]) -> list[fl
 
 
 def _step_noise(
-    samples: Samples, splits: tuple[Split, ...], seed: int
+    samples: Samples, splits: tuple[Split, ...], seed: int, between_ms: Callable[[Split, int, int], float]
 ) -> tuple[RecordedNoise, dict[Split, RecordedNoise]]:
     """Solo and, for each split, co-located residuals: sequence over the short sample of the same point.
 
     Sequences run 0 to 23 % above the short samples once clocks have settled; a production GPU lives there, so the
-    level is kept. A split without a sequence of its own takes that of the nearest decode partition.
+    level is kept. Where the very point has no short sample it is ``between_ms(split, batch, KV tokens)``, between those that
+    there are. A split without a sequence of its own takes that of the nearest decode partition.
     """
     solo: list[float] = []
     shared: dict[int, list[float]] = {}
@@ -213,17 +220,19 @@ def _step_noise(
         if sequence.finetune_sms == 0:
             solo = _over_median(steady, steady)
             continue
+        split = Split(sequence.decode_sms, sequence.finetune_sms)
+        if split not in splits:
+            raise SampleError(
+                f"{samples.sources[0].name}: a sequence on {split.decode_sms}+{split.finetune_sms} SMs, which is no split"
+            )
         short = [
             median(point.overlapped_ms)
             for point in samples.colocated
             if (point.batch, point.context_tokens) == (sequence.batch, sequence.context_tokens)
-            and point.split == Split(sequence.decode_sms, sequence.finetune_sms)
+            and point.split == split
             and point.finetune_model == samples.device.model
         ] if samples.device else []  # fmt: skip
-        if not short:
-            raise SampleError(
-                f"{samples.sources[0].name}: a sequence at batch {sequence.batch} without its short sample"
-            )
+        short = short or [between_ms(split, sequence.batch, sequence.batch * sequence.context_tokens)]
         shared[sequence.decode_sms] = _over_median(steady, short)
     if not solo or not shared:
         raise SampleError(f"{samples.sources[0].name}: no recorded step sequences, so no spread to draw from")

@@ -173,10 +173,6 @@ class Instance:
                         self.decoder.finish(0.0)
         if self.job is not None and self.on_gpu:
             self._warm_up_job(self.job)
-        if self.on_gpu:
-            import torch
-
-            torch.cuda.empty_cache()  # what only loading and the first passes needed
         gc.collect()
         gc.freeze()  # what was made so far lives for good; collecting it again and again would delay steps
         self.startup_s["warm-up"] = time.perf_counter() - begin_s
@@ -190,22 +186,34 @@ class Instance:
                 job.memory.poll(self.timeline.now_ms())
 
     def _warm_up_job(self, job: Job) -> None:
-        """One optimizer step on each finetune stream, with as many layers resident as may be: graphs are of places."""
+        """One optimizer step on each finetune stream, with as many layers resident as may be: graphs are of places.
+
+        What only loading and these first passes needed of the GPU is given back then; whatever units go on needing each
+        stream gets again before anything is served, as the driver may take long to find it.
+        """
         import torch
 
+        engine = job.engine
+        if engine is None:
+            return
+        lanes = (*self.partitions.lanes, self.partitions.whole)
         with self.on_stream():
             job.memory.grow(job.memory.needs.rows_wanted)
-        for lane in (*self.partitions.lanes, self.partitions.whole):
-            engine = job.engine
-            if engine is None:
-                return
-            target = engine.state.step + 1
-            try:
+        try:
+            for lane in lanes:
+                target = engine.state.step + 1
                 while engine.state.step < target and (unit := job.pump.next_unit()) is not None:
                     engine.run(unit, lane.finetune_stream)
                 torch.cuda.synchronize()
-            except Exception as error:  # whatever it is, serving goes on
-                job.pump.stop(describe(error))
+            torch.cuda.empty_cache()
+            without_head, count = list(lanes), 0
+            while without_head and (unit := job.pump.next_unit()) is not None:
+                lane = without_head.pop() if unit.kind == "head_loss" else lanes[count % len(lanes)]
+                engine.run(unit, lane.finetune_stream)
+                count += 1
+            torch.cuda.synchronize()
+        except Exception as error:  # whatever it is, serving goes on
+            job.pump.stop(describe(error))
 
     def serve(
         self,
