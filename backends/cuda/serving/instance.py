@@ -16,6 +16,7 @@ from backends.cuda.serving.decoder import Decoder, Prefill
 from backends.cuda.serving.hosted_job import Job, JobOutcome, describe
 from backends.cuda.serving.job_host import host_job
 from backends.cuda.serving.job_source import FileJob, JobSettings, JobSource, RandomJob
+from backends.cuda.serving.job_warm_up import warm_up_job
 from backends.cuda.serving.partitions import Partitions, cuda_partitions, host_partitions
 from backends.cuda.serving.recorder import Recorder
 from backends.cuda.serving.scheduler_factory import ServingSettings, make_scheduler
@@ -172,7 +173,12 @@ class Instance:
                             pass
                         self.decoder.finish(0.0)
         if self.job is not None and self.on_gpu:
-            self._warm_up_job(self.job)
+            import torch
+
+            lanes = (*self.partitions.lanes, self.partitions.whole)
+            with self.on_stream():
+                self.job.memory.grow(self.job.memory.needs.rows_wanted)
+            warm_up_job(self.job, lanes, torch.cuda.synchronize, torch.cuda.empty_cache)
         gc.collect()
         gc.freeze()  # what was made so far lives for good; collecting it again and again would delay steps
         self.startup_s["warm-up"] = time.perf_counter() - begin_s
@@ -184,36 +190,6 @@ class Instance:
             job.memory.shrink(0, self.timeline.now_ms())
             while job.memory.under_way:
                 job.memory.poll(self.timeline.now_ms())
-
-    def _warm_up_job(self, job: Job) -> None:
-        """One optimizer step on each finetune stream, with as many layers resident as may be: graphs are of places.
-
-        What only loading and these first passes needed of the GPU is given back then; whatever units go on needing each
-        stream gets again before anything is served, as the driver may take long to find it.
-        """
-        import torch
-
-        engine = job.engine
-        if engine is None:
-            return
-        lanes = (*self.partitions.lanes, self.partitions.whole)
-        with self.on_stream():
-            job.memory.grow(job.memory.needs.rows_wanted)
-        try:
-            for lane in lanes:
-                target = engine.state.step + 1
-                while engine.state.step < target and (unit := job.pump.next_unit()) is not None:
-                    engine.run(unit, lane.finetune_stream)
-                torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            without_head, count = list(lanes), 0
-            while without_head and (unit := job.pump.next_unit()) is not None:
-                lane = without_head.pop() if unit.kind == "head_loss" else lanes[count % len(lanes)]
-                engine.run(unit, lane.finetune_stream)
-                count += 1
-            torch.cuda.synchronize()
-        except Exception as error:  # whatever it is, serving goes on
-            job.pump.stop(describe(error))
 
     def serve(
         self,
