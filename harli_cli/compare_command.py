@@ -34,6 +34,10 @@ def compare(
     gpus: Annotated[int | None, typer.Option(help="Decode GPUs [default: 2].")] = None,
     prefill_gpus: Annotated[int | None, typer.Option(help="Prefill GPUs; 0: none [default: 1].")] = None,
     serving_gpus: Annotated[int | None, typer.Option(help="GPUs that serve under 'separate'.")] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(help="Samples that 'harli profile' wrote, to simulate that GPU [default: those that ship]."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Served model [default: llama3-8b].")] = None,
     finetune_model: Annotated[str | None, typer.Option(help="Finetuned model [default: the served one].")] = None,
     qos_ms: Annotated[float | None, typer.Option(help="Step latency target in ms [default: 40].")] = None,
@@ -61,7 +65,7 @@ def compare(
 
     options = {
         "trace": trace, "seed": seed, "gpus": gpus, "prefill_gpus": prefill_gpus, "serving_gpus": serving_gpus,
-        "model": model, "finetune_model": finetune_model, "qos_ms": qos_ms, "horizon_s": horizon_s,
+        "samples": samples, "model": model, "finetune_model": finetune_model, "qos_ms": qos_ms, "horizon_s": horizon_s,
     }  # fmt: skip
     names = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
     settings = merged(config, options, policy_option or [])

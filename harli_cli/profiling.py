@@ -15,7 +15,7 @@ from harli_core.errors import ConfigError, SampleError
 from harli_core.model import model_shape
 from harli_core.predict.fit import fit_profile
 from harli_core.predict.profile import Profile
-from harli_core.predict.samples import parse_samples
+from harli_core.predict.samples import Samples, parse_samples
 
 BUDGET_S = 295.0
 """For all of ``harli profile``, loading included: five minutes, and something to write the file in."""
@@ -37,15 +37,20 @@ def read_profile(path: Path) -> Profile:
     return Profile.from_dict(value, str(path))
 
 
+def read_samples(path: Path) -> Samples:
+    """Samples that 'harli profile' wrote; raises `SampleError` naming the file for anything that is none."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise SampleError(f"{path}: cannot read the samples ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise SampleError(f"{path}: not a text file of samples") from None
+    return parse_samples(lines, path.name)
+
+
 def fit_samples(samples: Path, finetune_model: str | None, out: Path) -> Profile:
     """Fit and write; raises `SampleError` for samples that are incomplete, `ConfigError` where ``out`` cannot be written."""
-    try:
-        lines = samples.read_text("utf-8").splitlines()
-    except OSError as error:
-        raise SampleError(f"{samples}: cannot read the samples ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise SampleError(f"{samples}: not a text file of samples") from None
-    parsed = parse_samples(lines, samples.name)
+    parsed = read_samples(samples)
     if finetune_model is None:
         found = sorted({sample.finetune_model for sample in parsed.colocated})
         if len(found) != 1:

@@ -54,6 +54,10 @@ def run(
     profile: Annotated[
         str | None, typer.Option(help="Profile file that 'harli fit' wrote [default: the one that ships].")
     ] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(help="sim: samples that 'harli profile' wrote, to simulate that GPU [default: those that ship]."),
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="Kind of GPU [default: h200].")] = None,
     model: Annotated[
         str | None, typer.Option(help="Served model: llama3-8b or qwen2.5-7b [default: llama3-8b].")
@@ -126,6 +130,7 @@ def run(
         "prefill_gpus": 0 if no_prefill else prefill_gpus,
         "serving_gpus": serving_gpus,
         "profile": profile,
+        "samples": samples,
         "gpu": gpu,
         "model": model,
         "finetune_model": finetune_model,
@@ -151,7 +156,8 @@ def run(
         options["gpus"] = 1
     settings = merged(config, options, policy_option or [])
     check_serving_gpus(settings, baselines)
-    read = (Path(settings.trace), config, settings.profile and Path(settings.profile), finetune_job)
+    given = (settings.profile, settings.samples)
+    read = (Path(settings.trace), config, finetune_job, *(Path(name) for name in given if name))
     written = (*(("--out", out / name) for name in NAMES), ("--html", html and out / REPORT))
     check_clashes(
         [path for path in read if path],

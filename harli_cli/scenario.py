@@ -11,7 +11,7 @@ from backends.sim.device_model import DeviceModel
 from backends.sim.simulation import SimOutcome, SimSettings, Simulation
 from harli_cli.package_data import shipped_profile, shipped_samples
 from harli_cli.policy_options import check_options
-from harli_cli.profiling import read_profile
+from harli_cli.profiling import read_profile, read_samples
 from harli_cli.trace_options import load_configured
 from harli_core.config import RunConfig
 from harli_core.decision_log import DecisionSink
@@ -24,6 +24,7 @@ from harli_core.policy import Policy, PolicyContext
 from harli_core.policy_calls import fault_text
 from harli_core.predict.predictor import StepPredictor
 from harli_core.predict.profile import Profile
+from harli_core.predict.samples import Samples
 from harli_core.requests import RequestSpec
 from harli_core.working_set import JobShape
 from policies import find_policy
@@ -116,8 +117,28 @@ class PolicyContexts:
             raise ConfigError(f"{source}: the header lacks a part of the policy's context ({error})") from None
 
 
-def _profile(config: RunConfig) -> Profile:
-    """The shipped profile, or the one in a file; raises `ConfigError` where that is of another pair of models."""
+def _samples(config: RunConfig) -> Samples:
+    """The shipped samples, or those in a file; raises `ConfigError` where these are of another served model."""
+    if config.samples is None:
+        return shipped_samples(config.gpu, config.model)
+    samples = read_samples(Path(config.samples))
+    if samples.device is None or samples.device.model != config.model:
+        measured = "no model named" if samples.device is None else samples.device.model
+        raise ConfigError(f"{config.samples}: samples of {measured}, not of {config.model}")
+    if not samples.prefill:
+        raise ConfigError(f"{config.samples}: no prefill samples in it; 'harli profile' measures them too")
+    return samples
+
+
+def _profile(config: RunConfig, samples: Samples) -> Profile:
+    """The shipped profile, the one in a file, or one fitted to the user's samples.
+
+    Raises `ConfigError` where it is of another pair of models.
+    """
+    if config.profile is None and config.samples is not None:
+        from harli_core.predict.fit import fit_profile  # noqa: PLC0415
+
+        return fit_profile(samples, config.finetuned)
     if config.profile is None:
         return shipped_profile(config.gpu, config.model, config.finetuned)
     profile = read_profile(Path(config.profile))
@@ -138,8 +159,8 @@ class Scenario:
         self.served = model_shape(config.model)
         self.finetuned = model_shape(config.finetuned)
         self.sheet = gpu_sheet(config.gpu)
-        self.profile = _profile(config)
-        self.samples = shipped_samples(config.gpu, config.model)
+        self.samples = _samples(config)
+        self.profile = _profile(config, self.samples)
         self.geometry = self._geometry()
         self.contexts = PolicyContexts(config.gpus, config.qos_ms, self.profile, self._reservation())
         find_policy(config.policy)

@@ -57,6 +57,8 @@ class RunConfig(BaseModel):
     """GPUs that serve under ``separate``; `None`: the fewest that keep the target."""
     profile: str | None = None
     """A profile file for the policies, relative to the working directory; `None`: the shipped one of ``gpu``."""
+    samples: str | None = None
+    """A file of samples that the simulated GPU is made of, and the profile if there is none; `None`: those of ``gpu``."""
     gpu: str = "h200"
     model: str = "llama3-8b"
     finetune_model: str | None = None

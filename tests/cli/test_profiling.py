@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Harli
 
 SAMPLES = Path(__file__).parents[2] / "harli_cli" / "data" / "operating_points_llama3-8b.jsonl"
+PREFILL = SAMPLES.parent / "prefill_llama3-8b.jsonl"
 SHIPPED = SAMPLES.parent / "profile_h200_llama3-8b__llama3-8b.json"
 
 
@@ -26,6 +29,53 @@ def test_run_with_a_profile_file_decides_as_with_the_shipped_one(harli: Harli, t
     assert given["config"].pop("profile") == str(SHIPPED)
     assert shipped["config"].pop("profile") is None
     assert given == shipped
+
+
+def test_run_on_the_shipped_samples_from_a_file_is_the_shipped_gpu(harli: Harli, trace: Path, tmp_path: Path) -> None:
+    """The same device, and a profile fitted to it on the spot: the same results."""
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text(SAMPLES.read_text() + PREFILL.read_text())
+    assert harli("run", "--trace", trace, "--out", tmp_path / "a").code == 0
+    assert harli("run", "--trace", trace, "--samples", samples, "--out", tmp_path / "b").code == 0
+    assert (tmp_path / "a" / "requests.parquet").read_bytes() == (tmp_path / "b" / "requests.parquet").read_bytes()
+    given = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert given["config"]["samples"] == str(samples)
+
+
+def test_slower_samples_are_a_slower_gpu(harli: Harli, trace: Path, tmp_path: Path) -> None:
+    """Decode steps that take twice as long in the samples do so in the run."""
+    samples = tmp_path / "samples.jsonl"
+    lines = [json.loads(line) for line in (SAMPLES.read_text() + PREFILL.read_text()).splitlines()]
+    for line in lines:
+        if line["kind"] == "decode_solo":
+            line["ms"] = [2.0 * ms for ms in line["ms"]]
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = []
+    for name, given in (("a", ()), ("b", ("--samples", samples, "--profile", SHIPPED))):
+        run = harli("run", "--trace", trace, "--policy", "inference_only", *given, "--out", tmp_path / name)
+        assert run.code == 0
+        found.append(json.loads((tmp_path / name / "summary.json").read_text())["steps"]["latency_ms"]["p50"])
+    assert 1.7 < found[1] / found[0] < 2.5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not a line of JSON"),
+        (SAMPLES.read_text(), "no prefill samples in it"),
+        (PREFILL.read_text(), "samples of no model named, not of llama3-8b"),
+        ((SAMPLES.parent / "operating_points_qwen2.5-7b.jsonl").read_text(), "samples of qwen2.5-7b, not of llama3-8b"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused(
+    harli: Harli, trace: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    """One line that names the file."""
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text(text)
+    error = harli("run", "--trace", trace, "--samples", samples).error()
+    assert message in error
+    assert "samples.jsonl" in error
 
 
 def test_several_finetuned_models_have_to_be_told_apart(harli: Harli, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_without_a_command(harli: Harli) -> None:
         (
             "run",
             "backend trace format sort drop-failed drop-invalid clip-prompt rate start duration limit repeat rate-scale "
-            "policy policy-option gpus prefill-gpus no-prefill serving-gpus profile gpu model finetune-model "
+            "policy policy-option gpus prefill-gpus no-prefill serving-gpus profile samples gpu model finetune-model "
             "qos-ms ttft-slo-ms memory-gb runtime-gb max-batch router lending reservation micro-batch-tokens "
             "gradient-accumulation-steps lora-rank share-weights horizon-s exact-steps seed config out log baselines html "
             "perfetto model-path load-format prefill finetune-job device json",

@@ -103,6 +103,16 @@ def test_slower_devices_get_fewer_points() -> None:
     assert counts[0] > counts[-1] >= len(QUICK.corners)
 
 
+def test_batches_have_two_contexts_where_candidates_allow_it() -> None:
+    """The simulator draws a line between two contexts of a batch; with one it would know nothing of KV."""
+    _, profiler, _ = profile(1.0)
+    contexts = {point.batch: 0 for point in profiler.measured}
+    for point in profiler.measured:
+        contexts[point.batch] += 1
+    alone = [batch for batch, count in contexts.items() if count == 1]
+    assert not [point for point in QUICK.candidates(profiler.measured) if point.batch in alone]
+
+
 def test_too_few_batches_are_an_error() -> None:
     """With nothing that could be left out there is no uncertainty."""
     points = [SoloPoint(132, batch, batch * context, 5.0 + batch) for batch in (1, 8, 32) for context in (256, 512)]

@@ -1,7 +1,8 @@
 """Measures a GPU's operating points within a time budget: what a profile is fitted to (`harli_core.predict.samples`).
 
 Units alone, prompts and long sequences come first, as every profile needs them. Then decode steps on every split, alone
-and beside units: at a few corners, and from there on wherever the predictor is least sure, until the time is spent.
+and beside units: at a few corners, from there on wherever the predictor is least sure, and in the end at a second context of
+batches that have one, until the time is spent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Extent:
     """What is measured at least, what may be chosen, and when it is enough.
 
     ``corners`` come always (five batch sizes or more, two contexts); ``batches`` x ``contexts`` below ``most_kv_tokens``
-    are the candidates. It ends before ``budget_s`` is over, or when the predictor is surer than ``sure`` everywhere.
+    are the candidates. It ends before ``budget_s`` is over, or when the predictor is surer than ``sure`` everywhere and
+    batches have two contexts where candidates allow it.
     """
 
     corners: Sequence[OperatingPoint]
@@ -98,17 +100,28 @@ class Profiler:
             longest_s = max(longest_s, self._clock_s() - before_s)
 
     def _points(self) -> Iterator[OperatingPoint]:
-        """The corners, then whatever is least sure."""
+        """The corners, then whatever is least sure, then another context for each batch that has one.
+
+        The last ones are for the simulator, which goes straight from one measured context to the next.
+        """
         yield from self._extent.corners
         solve = least_squares()
-        while True:
-            choice = next_point(self._solo, self._extent.candidates(self.measured), solve)
-            if choice is None:
-                return
+        while (choice := next_point(self._solo, self._extent.candidates(self.measured), solve)) is not None:
             self.uncertainty = choice.uncertainty
             if choice.uncertainty < self._extent.sure:
-                return
+                break
             yield choice.point
+        while (point := self._second_context()) is not None:
+            yield point
+
+    def _second_context(self) -> OperatingPoint | None:
+        """Of a measured batch with one context, the candidate that is furthest from it."""
+        for batch in sorted({point.batch for point in self.measured}):
+            contexts = [point.context_tokens for point in self.measured if point.batch == batch]
+            others = [point for point in self._extent.candidates(self.measured) if point.batch == batch]
+            if len(contexts) == 1 and others:
+                return max(others, key=lambda point: abs(point.context_tokens - contexts[0]))
+        return None
 
     def _measure(self, point: OperatingPoint, finetune_model: str, pairs: dict[int, float]) -> Iterator[Line]:
         """Decode at ``point`` on every split, alone and beside units."""
