@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from backends.cuda.serving.served_request import tokenized
 
 if TYPE_CHECKING:
     from backends.cuda.serving.scheduler_factory import ServingSettings
@@ -73,7 +74,7 @@ class SglangAlone:
     def step_ms(self, batch: int, prompt_tokens: int, output_tokens: int) -> list[float]:
         """From result to result while all ``batch`` requests decode."""
         self._ends.clear()
-        self._requests.put([request(index, [7] * prompt_tokens, output_tokens) for index in range(batch)])
+        self._requests.put([tokenized(str(index), [7] * prompt_tokens, output_tokens) for index in range(batch)])
         self.scheduler.gracefully_exit = False
         self.scheduler.run_event_loop()
         if self._on_gpu:
@@ -120,17 +121,3 @@ class SglangAlone:
         self._process(batch, result)
         if batch.forward_mode.is_decode():
             self._ends.append((time.perf_counter(), batch.batch_size()))
-
-
-def request(index: int, ids: list[int], output_tokens: int) -> Any:
-    """A request as SGLang's tokenizer process would send it."""
-    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    sampling = SamplingParams(max_new_tokens=output_tokens, temperature=0.0, ignore_eos=True)
-    sampling.normalize(None)
-    return TokenizedGenerateReqInput(
-        rid=str(index), input_text=None, input_ids=array("q", ids), input_embeds=None, mm_inputs=None,
-        token_type_ids=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1, top_logprobs_num=0,
-        token_ids_logprob=None, stream=False,
-    )  # fmt: skip

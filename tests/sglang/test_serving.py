@@ -123,6 +123,22 @@ def test_a_failing_job_never_reaches_the_requests(
     assert instance.decoder.memory.allocator.view().rows_lent == 0
 
 
+def test_a_policy_without_finetuning_has_the_rows_that_one_before_it_lent(
+    instance: Any, model: tuple[Path, dict[str, Any]]
+) -> None:
+    """The job stands still, with its smallest window; it grows again under a policy that finetunes."""
+    instance.add_job(scenes.job_of(model[1], 32))
+    memory, given, held = instance.job.memory, scenes.prompts(3, 256, 40, seed=5), []
+    for finetunes in (True, False, True):
+        policy = scenes.Scripted(instance.predictor, [(3, 2.0, 1.0)], finetunes=finetunes)
+        scenes.serve(instance, policy, given, 6, each_step=lambda _: held.append(memory.rows_held))
+        held.append(memory.rows_held)
+    assert sorted(set(held)) == [memory.needs.rows_floor, memory.needs.rows_wanted]
+    third = len(held) // 3
+    assert set(held[third : 2 * third]) == {memory.needs.rows_floor}
+    assert held[third - 1] == held[-1] == memory.needs.rows_wanted
+
+
 def test_books_of_a_run_add_up(instance: Any, model: tuple[Path, dict[str, Any]]) -> None:
     """Steps emit what requests have, first tokens come from prefill, and every step lies under a plan with its view."""
     instance.add_job(scenes.job_of(model[1], 32))

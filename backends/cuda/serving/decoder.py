@@ -10,7 +10,6 @@ A step of the serving loop uses it like this::
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,8 +17,10 @@ from typing import Any, Literal
 import numpy as np
 
 from backends.cuda.memory.compaction import Compactor, CudaCompactor, HostCompactor
+from backends.cuda.serving.arrived_prefill import as_arrived
 from backends.cuda.serving.graph_start import GraphStart
 from backends.cuda.serving.kv_pool import KvMemory
+from backends.cuda.serving.served_request import Served, tokenized
 from backends.cuda.serving.timeline import Timeline
 from harli_core.errors import AuditError, ConfigError
 from harli_core.memory.compaction import Compaction
@@ -27,29 +28,6 @@ from harli_core.memory.compaction import Compaction
 Prefill = Literal["local", "elsewhere"]
 """``local``: prompts are computed here. ``elsewhere``: their KV is taken as arrived, with the first token, as SGLang's
 ``fake`` transfer of a disaggregated decode instance does; what it holds is whatever the slots held."""
-
-
-@dataclass(slots=True, eq=False)
-class Served:
-    """A request in the decoder: ``index`` is the caller's, ``tokens`` grow as they are produced.
-
-    ``last_token_ms``: when it got the token from which it waits to join the batch, again where it was sent back.
-    """
-
-    index: int
-    request: Any
-    last_token_ms: float | None = None
-    preemptions: int = 0
-
-    @property
-    def emitted(self) -> int:
-        """How many tokens were produced so far."""
-        return len(self.request.output_ids)
-
-    @property
-    def tokens(self) -> list[int]:
-        """Token ids produced so far."""
-        return list(self.request.output_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,29 +87,9 @@ class Decoder:
 
     def submit(self, index: int, prompt: Sequence[int], output_tokens: int, now_ms: float) -> Served:
         """Take a request in: ``output_tokens`` will be produced, the end-of-sequence token notwithstanding."""
-        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-        from sglang.srt.sampling.sampling_params import SamplingParams
-
-        sampling = SamplingParams(max_new_tokens=output_tokens, temperature=0.0, ignore_eos=True)
-        sampling.normalize(None)
         name = str(index)
         waiting = len(self.scheduler.waiting_queue)
-        self.scheduler.handle_generate_request(
-            TokenizedGenerateReqInput(
-                rid=name,
-                input_text=None,
-                input_ids=array("q", prompt),
-                input_embeds=None,
-                mm_inputs=None,
-                token_type_ids=None,
-                sampling_params=sampling,
-                return_logprob=False,
-                logprob_start_len=-1,
-                top_logprobs_num=0,
-                token_ids_logprob=None,
-                stream=False,
-            )
-        )
+        self.scheduler.handle_generate_request(tokenized(name, prompt, output_tokens))
         if len(self.scheduler.waiting_queue) != waiting + 1:
             raise ConfigError(f"request {index}: SGLang did not take it")
         request = self.scheduler.waiting_queue[-1]
@@ -199,7 +157,7 @@ class Decoder:
             if batch is None or not batch.forward_mode.is_extend():
                 scheduler.last_batch = None
                 return batch is not None
-            result = scheduler.run_batch(batch) if self.prefill == "local" else self._as_arrived(batch)
+            result = scheduler.run_batch(batch) if self.prefill == "local" else as_arrived(scheduler, batch)
             before = {request.rid: len(request.output_ids) for request in batch.reqs}
             scheduler.process_batch_result(batch, result)
             self._some_left = True  # those that want no more than this token
@@ -368,26 +326,3 @@ class Decoder:
             if batch.batch_size() < size:
                 batch.batch_is_full = False
         return batch
-
-    def _as_arrived(self, batch: Any) -> Any:
-        """The result of a prefill that ran elsewhere: one token each, and no work here."""
-        from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-        from sglang.srt.managers.overlap_utils import resolve_forward_inputs
-        from sglang.srt.managers.utils import GenerationBatchResult
-
-        scheduler = self.scheduler
-        scheduler.forward_ct += 1
-        batch.forward_iter = scheduler.forward_ct
-        resolve_forward_inputs(batch, scheduler.future_map)
-        tokens = batch.input_ids[self._indices(np.cumsum(batch.extend_lens) - 1)]  # any token will do
-        result = GenerationBatchResult(
-            logits_output=LogitsProcessorOutput(next_token_logits=None), next_token_ids=tokens
-        )
-        scheduler._relay_forward_payload(batch.req_pool_indices, result)
-        batch.input_ids = None
-        return result
-
-    def _indices(self, places: Any) -> Any:
-        import torch
-
-        return torch.from_numpy(np.asarray(places, dtype=np.int64)).to(self.scheduler.device, non_blocking=True)

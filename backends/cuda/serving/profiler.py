@@ -66,7 +66,7 @@ QUICK = Extent(
     contexts=(256, 1024, 4096),
     most_kv_tokens=131072 + 1024,
 )
-"""For a served model on an H200 in five minutes; the batches are those that decode graphs are captured for."""
+"""For a served model on an H200 in five minutes; every batch that a decode graph is captured for is among them."""
 
 
 class Profiler:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.cuda.serving.decoder import Served
+from backends.cuda.serving.served_request import Served
 from harli_core.loop import DecisionLoop
 from harli_core.predict.predictor import StepPredictor
 from harli_core.records import RequestBook, StepBook

@@ -11,8 +11,12 @@ from backends.cuda.serving import sglang_version
 from backends.cuda.serving.kv_pool import PINNED_TOKENS, KvSettings
 from backends.cuda.serving.partitions import Partitions
 
-GRAPH_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-"""Batch sizes that decode graphs are captured for; others are padded to the next one."""
+GRAPH_BATCHES = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+"""Batch sizes that decode graphs are captured for; others are padded to the next one.
+
+Each is captured once a partition, so every size costs start-up time and memory; a padded row costs next to nothing, as it
+has no KV and decode reads the same weights.
+"""
 
 
 @dataclass(frozen=True, slots=True)

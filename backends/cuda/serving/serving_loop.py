@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from backends.cuda.serving.decoder import Decoder, Finished, Served
+from backends.cuda.serving.decoder import Decoder, Finished
 from backends.cuda.serving.hosted_job import Job
 from backends.cuda.serving.interleaving import Interleaving
 from backends.cuda.serving.partitions import Partitions
 from backends.cuda.serving.plan_book import PlanBook
 from backends.cuda.serving.recorder import Recorder, Span
+from backends.cuda.serving.served_request import Served
 from backends.cuda.serving.timeline import Timeline
 from backends.cuda.serving.turn import Longest
 from harli_core.errors import AuditError, ConfigError
