@@ -83,6 +83,7 @@ class DecodeInstance:
         floor_tokens = job_memory.needs.rows_floor * allocator.geometry.row_tokens if job_memory is not None else 0
         self.capacity_tokens = allocator.geometry.capacity_tokens - PINNED_TOKENS - floor_tokens
         self._env = env
+        self._device = device
         self._loop = loop
         self._requests = requests
         self._scheduler = StepScheduler(index, device, job, limits.exact_steps)
@@ -285,13 +286,14 @@ class DecodeInstance:
         """Steps of the batch as it is now, from this boundary on, or from the one before the turn under way."""
         start_ms = self._now_ms() if self._turn_start_ms is None else self._turn_start_ms
         self._turn_start_ms = None
-        batch, tokens = self._batch, self.allocator.tokens
+        width, tokens = len(self._batch), self.allocator.tokens
         return Span(
             held,
+            self._device.at(held.plan.decode_sms, held.split, width),
             self._step,
             start_ms,
-            len(batch),
-            batch.kv_tokens,
+            width,
+            self._batch.kv_tokens,
             len(self._queue),
             tokens.rows_in_use,
             tokens.rows_withheld,
