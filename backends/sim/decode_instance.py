@@ -246,7 +246,7 @@ class DecodeInstance:
         if span.held.turn is not None and layout.in_turn(running, now_ms):
             layout.cut(running)
             self._leave_in_turn(span, layout)
-            boundary = self._env.timeout(0.0)
+            boundary: simpy.Event = self._env.timeout(0.0)
         else:
             layout.cut(running + 1)
             boundary = self._wait_until(layout.ends_ms[-1])
