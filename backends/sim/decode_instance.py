@@ -83,6 +83,7 @@ class DecodeInstance:
         floor_tokens = job_memory.needs.rows_floor * allocator.geometry.row_tokens if job_memory is not None else 0
         self.capacity_tokens = allocator.geometry.capacity_tokens - PINNED_TOKENS - floor_tokens
         self._env = env
+        self._device = device
         self._loop = loop
         self._requests = requests
         self._scheduler = StepScheduler(index, device, job, limits.exact_steps)
@@ -103,7 +104,7 @@ class DecodeInstance:
         self._idle: tuple[StepPlan, float] | None = None
         self._last_boundary: simpy.Event | None = None
         self._awaited: simpy.Event | None = None
-        self._process = env.process(self._run())
+        env.process(self._run())
 
     def submit(self, request: SimRequest) -> None:
         """A request arrives with its prompt's KV; it joins the batch at the next boundary that has room."""
@@ -229,13 +230,8 @@ class DecodeInstance:
         while not layout.ended and len(layout.ends_ms) < steps:
             self._scheduler.extend(span, layout, steps - len(layout.ends_ms))
             self._last_boundary = self._wait_until(layout.ends_ms[-1])
-            try:
-                yield self._last_boundary
-            except simpy.Interrupt:
-                layout.cut(layout.running(self._env.now))
-                self._leave_in_turn(span, layout)
-                break
-            if self._last_boundary is None:
+            yield self._last_boundary
+            if self._last_boundary is None:  # a request arrived
                 break
         self._last_boundary = None
         self._settle(span, layout)
@@ -243,14 +239,17 @@ class DecodeInstance:
     def _cut_short(self, span: Span, layout: StepLayout, last_boundary: simpy.Event) -> None:
         """A request arrived amid the steps of ``layout``: what waits for the last of them is to wait for the one under way.
 
-        If that one's decode is yet to be launched, the process hears of the request at once.
+        If that one's decode is yet to be launched, what waits hears of the request at once.
         """
-        running = layout.running(self._env.now)
-        if span.held.turn is not None and layout.in_turn(running, self._env.now):
-            self._process.interrupt()
-            return
-        layout.cut(running + 1)
-        boundary = self._wait_until(layout.ends_ms[-1])
+        now_ms = self._env.now
+        running = layout.running(now_ms)
+        if span.held.turn is not None and layout.in_turn(running, now_ms):
+            layout.cut(running)
+            self._leave_in_turn(span, layout)
+            boundary: simpy.Event = self._env.timeout(0.0)
+        else:
+            layout.cut(running + 1)
+            boundary = self._wait_until(layout.ends_ms[-1])
         boundary.callbacks, last_boundary.callbacks = last_boundary.callbacks, boundary.callbacks
 
     def _steps_held(self) -> int:
@@ -285,13 +284,14 @@ class DecodeInstance:
         """Steps of the batch as it is now, from this boundary on, or from the one before the turn under way."""
         start_ms = self._now_ms() if self._turn_start_ms is None else self._turn_start_ms
         self._turn_start_ms = None
-        batch, tokens = self._batch, self.allocator.tokens
+        width, tokens = len(self._batch), self.allocator.tokens
         return Span(
             held,
+            self._device.at(held.plan.decode_sms, held.split, width),
             self._step,
             start_ms,
-            len(batch),
-            batch.kv_tokens,
+            width,
+            self._batch.kv_tokens,
             len(self._queue),
             tokens.rows_in_use,
             tokens.rows_withheld,

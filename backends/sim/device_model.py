@@ -27,14 +27,20 @@ class BatchPoint:
     """All that depends on (decode SMs, split, batch) alone; made once for each.
 
     ``step_ms`` over total KV tokens, slowdown included; ``contexts`` the measured range of tokens a request (`None`:
-    the batch lies outside); ``colocated``: the slowdown was measured at such batches.
+    the batch lies outside); ``colocated``: whether the slowdown was measured at such batches (`None`: nothing runs beside);
+    units take ``unit_slowdown`` times longer beside decode.
     """
 
+    batch: int
     noise: RecordedNoise
     step_ms: Curve
     contexts: tuple[float, float] | None
-    colocated: bool
+    colocated: bool | None
     unit_slowdown: float
+
+    def decode_ms(self, instance: int, step: int, kv_tokens: int, count: int) -> list[float]:
+        """Duration of ``count`` consecutive decode steps from ``step`` on; KV grows by the batch in each."""
+        return self.step_ms.run(kv_tokens, self.batch, self.noise.take(instance, step, count))
 
 
 class DeviceModel:
@@ -58,31 +64,28 @@ class DeviceModel:
         self._turn_noise = RecordedNoise(spread, seed, 1000)
         self._points: dict[tuple[int, bool, int], BatchPoint] = {}
 
-    def decode_ms(
-        self, instance: int, step: int, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None
-    ) -> list[float]:
-        """Duration of ``count`` consecutive decode steps from ``step`` on; KV grows by ``batch`` tokens a step.
+    def at(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
+        """Decode of ``batch`` requests on ``decode_sms`` SMs, with finetuning on the rest of ``beside``, or alone."""
+        key = (decode_sms, beside is not None, batch)
+        known = self._points.get(key)
+        if known is None:
+            known = self._points[key] = self._point(decode_sms, beside, batch)
+        return known
 
-        ``beside`` is the split when finetuning runs at the same time, `None` when decode is alone on ``decode_sms`` SMs.
-        """
-        point = self._at(decode_sms, beside, batch)
-        return point.step_ms.run(kv_tokens, batch, point.noise.take(instance, step, count))
-
-    def count_steps(self, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None) -> None:
+    def count_steps(self, point: BatchPoint, kv_tokens: int, count: int) -> None:
         """Count ``count`` steps that really ran, and whether their durations were measured or prolonged."""
-        point = self._at(decode_sms, beside, batch)
-        measured = point.contexts
+        measured, batch = point.contexts, point.batch
         self.evaluated["decode"] += count
         if measured is None or not measured[0] * batch <= kv_tokens <= measured[1] * batch:
             self.extrapolated["decode"] += count
-        if beside is not None:
+        if point.colocated is not None:
             self.evaluated["colocated"] += count
             if not point.colocated:
                 self.extrapolated["colocated"] += count
 
     def alone_ms(self, instance: int, step: int, batch: int, kv_tokens: int) -> float:
         """What this very step would have taken on the whole chip without finetuning; judges violations."""
-        solo_ms = self._at(self.capabilities.total_sms, None, batch).step_ms.at(kv_tokens)
+        solo_ms = self.at(self.capabilities.total_sms, None, batch).step_ms.at(kv_tokens)
         return solo_ms * self._solo_noise.take(instance, step, 1)[0]
 
     def unit_ms(self, kind: UnitKind, sms: int) -> float:
@@ -91,10 +94,6 @@ class DeviceModel:
             return self._units[kind, sms]
         except KeyError:
             raise SampleError(f"no sample of a {kind!r} unit of {self._unit_tokens} tokens on {sms} SMs") from None
-
-    def unit_slowdown(self, beside: Split, batch: int) -> float:
-        """How many times longer units take beside decode of ``batch`` requests."""
-        return self._at(beside.decode_sms, beside, batch).unit_slowdown
 
     def turn_noise(self, instance: int, step: int, count: int) -> list[float]:
         """Ratios of a turn's real to its nominal duration in ``count`` steps from ``step`` on."""
@@ -107,13 +106,6 @@ class DeviceModel:
             self.extrapolated["prefill"] += 1
         return max(self._prefill.at(tokens), 0.0)
 
-    def _at(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
-        key = (decode_sms, beside is not None, batch)
-        known = self._points.get(key)
-        if known is None:
-            known = self._points[key] = self._point(decode_sms, beside, batch)
-        return known
-
     def _shared_ms(self, split: Split, batch: int, kv_tokens: int) -> float:
         slowdowns = self._slowdown[split]
         batches = slowdowns.batches
@@ -124,11 +116,12 @@ class DeviceModel:
         curves = self._solo[decode_sms]
         solo_ms, contexts = curves.curve(batch), curves.measured_contexts(batch)
         if beside is None:
-            return BatchPoint(self._solo_noise, solo_ms, contexts, colocated=True, unit_slowdown=1.0)
+            return BatchPoint(batch, self._solo_noise, solo_ms, contexts, colocated=None, unit_slowdown=1.0)
         slowdowns = self._slowdown[beside]
         least, largest = slowdowns.batches[0], slowdowns.batches[-1]
         slowdown = slowdowns.curve(min(max(batch, least), largest))
         return BatchPoint(
+            batch,
             self._shared_noise[beside],
             product(solo_ms, slowdown),
             contexts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from backends.sim.layer_swaps import LayerSwaps
@@ -40,6 +40,7 @@ class FinetuneJob:
         self._step_tokens = shape.step_tokens
         self._unit_ms = unit_ms
         self._ends_ms: dict[int, list[float]] = {}
+        self._lengths_ms: dict[int, list[float]] = {}
         self._walk_end = self._walk_ends()
 
     @property
@@ -57,7 +58,7 @@ class FinetuneJob:
         """Time that the running unit still needs on its own partition, 0 between units."""
         if self.fraction == 0.0:
             return 0.0
-        return (1.0 - self.fraction) * self._duration_ms(self.cursor.index, self.sms)
+        return (1.0 - self.fraction) * self.lengths_ms(self.sms)[self.cursor.index]
 
     def finish_unit(self) -> float:
         """Complete the running unit; returns the time that took."""
@@ -137,7 +138,7 @@ class FinetuneJob:
             return used_ms
         if not self.swaps.settled and self._stall(start_ms + used_ms) > 0.0:
             return used_ms
-        used_ms += self._duration_ms(self.cursor.index, sms)
+        used_ms += self.lengths_ms(sms)[self.cursor.index]
         self._enter(self.cursor.index + 1)
         return used_ms
 
@@ -164,6 +165,13 @@ class FinetuneJob:
             self._ends_ms[sms] = known
         return known
 
+    def lengths_ms(self, sms: int) -> list[float]:
+        """From the start of each unit to that of the next, alone on ``sms`` SMs."""
+        known = self._lengths_ms.get(sms)
+        if known is None:
+            known = self._lengths_ms[sms] = [end - start for start, end in pairwise(self.ends_ms(sms))]
+        return known
+
     def _enter(self, index: int) -> None:
         """Go to the start of unit ``index``."""
         self.cursor.advance_to(index)
@@ -172,10 +180,6 @@ class FinetuneJob:
 
     def _stall(self, now_ms: float) -> float:
         return self.swaps.ready_ms(self.cursor.unit.walk, now_ms) - now_ms
-
-    def _duration_ms(self, index: int, sms: int) -> float:
-        ends_ms = self.ends_ms(sms)
-        return ends_ms[index + 1] - ends_ms[index]
 
     def _walk_ends(self) -> list[int]:
         """For each unit, the index after the last unit of its walk position."""

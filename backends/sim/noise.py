@@ -31,6 +31,7 @@ class RecordedNoise:
             start = int(sequence.generate_state(1)[0]) % size
             self._starts[instance] = start
         first = (start + step) % size
-        if first + count <= size:
-            return ratios[first : first + count]
-        return [ratios[(first + k) % size] for k in range(count)]
+        taken = ratios[first : first + count]
+        while len(taken) < count:
+            taken += ratios[: count - len(taken)]
+        return taken

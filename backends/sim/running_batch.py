@@ -19,36 +19,41 @@ class RowTrail:
 
     ::
 
-        steps up to     40   52   53   90        steps 40 to 51 went to row 2, step 52 to several rows (they are
-        row              1    2    -    3        counted at the members), steps 53 to 89 to row 3
+        before step   40   52   90        steps 40 to 51 went to row 2, step 52 to several rows (it is counted at the
+        steps         40   12   37        members), steps 53 to 89 to row 3
+        row            1    2    3
     """
 
     def __init__(self) -> None:
-        """Start at step 0."""
+        """No step yet."""
         self._ends: list[int] = []
-        self._rows: list[int | None] = []
+        self._steps: list[int] = []
+        self._rows: list[int] = []
 
-    def add(self, end_step: int, row: int | None) -> None:
-        """The steps since the last entry, up to ``end_step``, went to ``row``; `None`: counted elsewhere."""
-        if self._rows and self._rows[-1] == row:
+    def add(self, steps: int, end_step: int, row: int) -> None:
+        """The last ``steps`` steps before ``end_step``, all of them later than what is noted, went to ``row``."""
+        if self._rows and self._rows[-1] == row and self._ends[-1] == end_step - steps:
             self._ends[-1] = end_step
+            self._steps[-1] += steps
         else:
             self._ends.append(end_step)
+            self._steps.append(steps)
             self._rows.append(row)
 
     def since(self, step: int, held: dict[int, int]) -> None:
         """Add to ``held`` (row to tokens) what one member emitted from ``step`` on."""
         first = bisect_right(self._ends, step)
-        for end, row in zip(self._ends[first:], self._rows[first:], strict=True):
-            if row is not None:
-                held[row] = held.get(row, 0) + end - step
-            step = end
+        counts = self._steps[first:]
+        if counts:
+            counts[0] = min(counts[0], self._ends[first] - step)
+        for row, steps in zip(self._rows[first:], counts, strict=True):
+            held[row] = held.get(row, 0) + steps
 
     def forget(self, step: int) -> None:
         """Nobody will ask for steps before ``step``; what lies there is dropped when it has become long."""
         if len(self._ends) > LONGEST_TRAIL:
             old = bisect_right(self._ends, step)
-            del self._ends[:old], self._rows[:old]
+            del self._ends[:old], self._steps[:old], self._rows[:old]
 
 
 class RunningBatch:
@@ -156,7 +161,8 @@ class RunningBatch:
     def _follow(self, pieces: Pieces, width: int) -> None:
         """Note where the steps from here on put their tokens: whole steps in the trail, others at each member."""
         if len(pieces) == 1:
-            self._trail.add(self._steps + pieces[0][1] // width, pieces[0][0])
+            row, tokens = pieces[0]
+            self._trail.add(tokens // width, self._steps + tokens // width, row)
             return
         step, behind = self._steps, 0  # tokens of this step that lie in earlier pieces
         for row, tokens in pieces:
@@ -169,11 +175,10 @@ class RunningBatch:
                 if behind < width:
                     continue
                 step, behind = step + 1, 0
-                self._trail.add(step, None)
             whole, behind = divmod(left, width)
             if whole:
                 step += whole
-                self._trail.add(step, row)
+                self._trail.add(whole, step, row)
             for request in self.members[:behind]:
                 request.held[row] = request.held.get(row, 0) + 1
 

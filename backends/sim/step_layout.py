@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from backends.sim.device_model import DeviceModel
+from backends.sim.device_model import BatchPoint, DeviceModel
 from backends.sim.finetune_job import FinetuneJob, JobState
 from backends.sim.turns import Turn, TurnSteps, take_turns
 from harli_core.types import Split, StepPlan
@@ -42,6 +42,7 @@ class Span:
     """
 
     held: HeldPlan
+    point: BatchPoint
     step: int
     start_ms: float
     batch: int
@@ -104,12 +105,10 @@ class StepScheduler:
 
     def extend(self, span: Span, layout: StepLayout, count: int) -> None:
         """Lay out at most ``count`` steps more, at least one; sets ``layout.ended`` where the plan stops being valid."""
-        held, done = span.held, len(layout.ends_ms)
-        turn, sms = held.turn, held.plan.decode_sms
+        turn, done = span.held.turn, len(layout.ends_ms)
         count = min(count, 1 if self._exact_steps else STEPS_AHEAD if turn is None else TURNS_AHEAD)
-        step, kv_tokens = span.step + done, span.kv_tokens + done * span.batch
         start_ms = layout.ends_ms[-1] if done else span.start_ms
-        decode_ms = self._device.decode_ms(self._index, step, span.batch, kv_tokens, count, sms, held.split)
+        decode_ms = span.point.decode_ms(self._index, span.step + done, span.kv_tokens + done * span.batch, count)
         if turn is not None:
             self._take_turns(turn, span, layout, start_ms, decode_ms)
         else:
@@ -134,9 +133,8 @@ class StepScheduler:
         if span.job is not None:
             job.restore(layout.states[-1] if done else span.job)
         elif split is not None and done:
-            slowdown = self._device.unit_slowdown(split, span.batch)
             decode_ms = sum(layout.decode_ms)
-            job.run(layout.ends_ms[-1] - decode_ms, decode_ms, split.finetune_sms, slowdown)
+            job.run(layout.ends_ms[-1] - decode_ms, decode_ms, split.finetune_sms, span.point.unit_slowdown)
 
     def call_off_turn(self, step: int, start_ms: float, now_ms: float) -> float:
         """In the turn before ``step``, begun at ``start_ms``, a request arrives at ``now_ms``: end it at the next unit.
@@ -156,13 +154,12 @@ class StepScheduler:
 
     def _take_turns(self, turn: Turn, span: Span, layout: StepLayout, start_ms: float, decode_ms: list[float]) -> None:
         """Steps that begin with a turn of whole units."""
-        job, split, done = self._job, span.held.split, len(layout.ends_ms)
+        job, done = self._job, len(layout.ends_ms)
         assert job is not None, "a turn belongs to a job"
-        slowdown = self._device.unit_slowdown(split, span.batch) if split is not None else 1.0
         delay_ms = 0.0 if done else span.copied_ms
         noise = self._device.turn_noise(self._index, span.step + done, len(decode_ms))
         steps = TurnSteps(layout.turn_ms, layout.latency_ms, layout.states)
-        take_turns(job, turn, slowdown, start_ms, delay_ms, decode_ms, noise, steps)
+        take_turns(job, turn, span.point.unit_slowdown, start_ms, delay_ms, decode_ms, noise, steps)
 
     def _end_where_the_hold_does(self, span: Span, layout: StepLayout, done: int) -> None:
         """Cut what lies behind the first step over the hold's bound, or behind the return of rows."""

@@ -59,7 +59,7 @@ class StepRecorder:
         )
         turn_ms = None if held.turn is None and not span.turned_ms else layout.turn_ms
         self._book.add(columns, layout.latency_ms, layout.decode_ms, turn_ms, gaps_ms)
-        self._device.count_steps(span.batch, span.kv_tokens, len(layout.ends_ms), plan.decode_sms, split)
+        self._device.count_steps(span.point, span.kv_tokens, len(layout.ends_ms))
         if max(layout.latency_ms) > self._qos_ms:
             self._judge(span, layout.latency_ms)
 

@@ -79,39 +79,37 @@ def _resident(
 
     Most simulated time passes here, so the job's position is kept in local variables.
     """
-    whole_ms, beside_ms = job.ends_ms(turn.total_sms), job.ends_ms(turn.beside_sms or turn.total_sms)
+    own_sms = turn.beside_sms or turn.total_sms
+    whole_ms, beside_ms, beside_lengths_ms = job.ends_ms(turn.total_sms), job.ends_ms(own_sms), job.lengths_ms(own_sms)
     budget_ms, beside_sms, size, step_end_ms = turn.budget_ms, turn.beside_sms, len(job.order), beside_ms[-1]
-    spare_sms = turn.total_sms - turn.decode_sms
+    spare_sms, waited_ms = turn.total_sms - turn.decode_sms, delay_ms
     index, done_steps, fraction, sms, stall_ms = job.position()
-    running_ms = job.ends_ms(sms or turn.total_sms)  # on the SMs that the cut unit runs on
+    cut_lengths_ms = job.lengths_ms(sms or turn.total_sms)  # on the SMs that the cut unit runs on
     turns_ms, latencies_ms, states = steps.turn_ms, steps.latency_ms, steps.states
     for step_ms, ratio in zip(decode_ms, noise, strict=True):
-        turn_ms = used_ms = 0.0
-        following = index
+        following, used_ms, turn_ms = index, 0.0, 0.0
         if fraction:
+            used_ms = (1.0 - fraction) * cut_lengths_ms[index]
             following += 1
-            used_ms = (1.0 - fraction) * (running_ms[following] - running_ms[index])
             if following == size:
                 following = 0
-        if used_ms + whole_ms[following + 1] - whole_ms[following] <= budget_ms:
-            if fraction:
-                if following == 0:
-                    done_steps += 1
-                index, fraction, sms = following, 0.0, 0
-            while True:
-                reached = bisect_right(whole_ms, whole_ms[index] + budget_ms - used_ms, index) - 1
-                if reached <= index:
-                    break
+        here_ms = whole_ms[following]
+        reached = bisect_right(whole_ms, here_ms + budget_ms - used_ms, following) - 1
+        if reached > following + 1 or used_ms + whole_ms[following + 1] - here_ms <= budget_ms:  # two fit, or one does
+            if following < index:
+                done_steps += 1
+            index, fraction, sms = following, 0.0, 0
+            while reached > index:
                 used_ms += whole_ms[reached] - whole_ms[index]
                 if reached < size:
                     index = reached
                     break
                 index = 0
                 done_steps += 1
+                reached = bisect_right(whole_ms, whole_ms[0] + budget_ms - used_ms) - 1
             turn_ms = used_ms * ratio
-        waited_ms, delay_ms = delay_ms, 0.0
-        if sms > spare_sms:
-            waited_ms += (1.0 - fraction) * (running_ms[index + 1] - running_ms[index])
+        elif sms > spare_sms:
+            waited_ms += (1.0 - fraction) * cut_lengths_ms[index]
             index, fraction, sms = index + 1, 0.0, 0
             if index == size:
                 index = 0
@@ -119,14 +117,15 @@ def _resident(
         if beside_sms:
             there_ms = beside_ms[index] + step_ms / slowdown
             if fraction:
-                there_ms = beside_ms[index] + fraction * (beside_ms[index + 1] - beside_ms[index]) + step_ms / slowdown
+                there_ms = beside_ms[index] + fraction * beside_lengths_ms[index] + step_ms / slowdown
             while there_ms >= step_end_ms:
                 there_ms, index = max(0.0, there_ms - step_end_ms), 0
                 done_steps += 1
             index = bisect_right(beside_ms, there_ms, index) - 1
-            fraction = (there_ms - beside_ms[index]) / (beside_ms[index + 1] - beside_ms[index])
-            sms, running_ms = beside_sms if fraction else 0, beside_ms
+            fraction = (there_ms - beside_ms[index]) / beside_lengths_ms[index]
+            sms, cut_lengths_ms = beside_sms if fraction else 0, beside_lengths_ms
         turns_ms.append(turn_ms)
         latencies_ms.append(waited_ms + turn_ms + step_ms)
         states.append((index, done_steps, fraction, sms, stall_ms, None))
+        waited_ms = 0.0
     job.restore(states[-1])

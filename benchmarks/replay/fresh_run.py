@@ -11,6 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
+NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
+"""Where this is set, a checkout is compiled anew by every process, which an installed program is not."""
+
 
 def fresh_run(arguments: list[str], folder: Path) -> dict[str, float]:
     """``harli run`` into ``folder``, from the start of a process to its end; `SystemExit` with its message if it fails."""
@@ -22,8 +25,9 @@ def fresh_run(arguments: list[str], folder: Path) -> dict[str, float]:
 def fresh_process(arguments: list[str]) -> dict[str, float]:
     """What ``harli`` with ``arguments``, and its workers, took; ``peak_mib`` is that of the largest of these processes."""
     command = [sys.executable, "-m", "harli_cli", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != NO_BYTE_CODE}
     started_s = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None, "it was asked for"
     with process.stderr:
         said = process.stderr.read().decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,37 +86,40 @@ class RowTokens:
         """Take ``tokens`` into the lowest rows with room; raises `MemoryAccountingError` if there is too little."""
         if not 0 <= tokens <= self.free_tokens:
             raise MemoryAccountingError(f"cannot allocate {tokens} token slots: {self.free_tokens} are free")
-        free, row, left = self._free, self._lowest, tokens
+        free, row, whole, left = self._free, self._lowest, self._row_tokens, tokens
         pieces: Pieces = []
         while left:
             room = free[row]
             if room:
-                if room == self._row_tokens:
+                if room == whole:
                     self.rows_in_use += 1
-                taken = min(room, left)
-                free[row] = room - taken
-                left -= taken
-                pieces.append((row, taken))
-            if left:
-                row += 1
+                if room >= left:
+                    free[row] = room - left
+                    pieces.append((row, left))
+                    break
+                free[row] = 0
+                left -= room
+                pieces.append((row, room))
+            row += 1
         self._lowest = row
         self.free_tokens -= tokens
         return pieces
 
     def free(self, held: Mapping[int, int]) -> None:
-        """Give tokens back, by row; raises `MemoryAccountingError` for more than a row holds of requests."""
+        """Give tokens back, by row; raises `MemoryAccountingError` for more than a row holds of requests, or none."""
+        if not held:
+            return
+        lowest = min(held)
+        if lowest < 0 or max(held) >= len(self._free) or min(held.values()) < 1 or not self._withheld.isdisjoint(held):
+            self._refuse(held)
         free, whole = self._free, self._row_tokens
-        for row, tokens in held.items():
-            in_use = self._in_use(row)
-            if not 0 <= tokens <= in_use:
-                raise MemoryAccountingError(f"cannot free {tokens} tokens of row {row}: requests hold {in_use} there")
-        for row, tokens in held.items():
-            if tokens:
-                free[row] = room = free[row] + tokens
-                if room == whole:
-                    self.rows_in_use -= 1
-                if row < self._lowest:
-                    self._lowest = row
+        rooms = [free[row] + tokens for row, tokens in held.items()]
+        if max(rooms) > whole or (lowest == 0 and free[0] + held[0] > whole - self.pinned_tokens):
+            self._refuse(held)
+        for row, room in zip(held, rooms, strict=True):
+            free[row] = room
+        self.rows_in_use -= rooms.count(whole)
+        self._lowest = min(self._lowest, lowest)
         self.free_tokens += sum(held.values())
 
     def withhold_row(self, row: int) -> None:
@@ -180,6 +184,13 @@ class RowTokens:
         wrong = [text for text, right in checks.items() if not right]
         if wrong:
             raise MemoryAccountingError("row tokens: " + "; ".join(wrong))
+
+    def _refuse(self, held: Mapping[int, int]) -> NoReturn:
+        for row, tokens in held.items():
+            in_use = self._in_use(row)
+            if not 1 <= tokens <= in_use:
+                raise MemoryAccountingError(f"cannot free {tokens} tokens of row {row}: requests hold {in_use} there")
+        raise AssertionError("what is refused is wrong somewhere")
 
     def _in_use(self, row: int) -> int:
         """Tokens of requests in ``row``; 0 where there is no such row, or a lent one."""

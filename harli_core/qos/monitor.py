@@ -67,14 +67,17 @@ class LatencyMonitor:
         predicted_ms, growth_ms = fixed_ms + token_ms * result.kv_tokens, token_ms * result.batch
         spent_ms, self._spent_ms = self._spent_ms, 0.0
         planned_ms = self._turn_ms
-        more_ms = [
-            latency_ms - decode_ms - (turn_ms if turn_ms > planned_ms else planned_ms)
-            for latency_ms, decode_ms, turn_ms in zip(result.latency_ms, result.decode_ms, result.turn_ms, strict=True)
-        ]
-        more_ms[0] -= spent_ms
         measured_ms: Sequence[float] = result.decode_ms
-        if max(more_ms) > ROUNDING_MS:
-            measured_ms = [ms + max(0.0, more) for ms, more in zip(measured_ms, more_ms, strict=True)]
+        if spent_ms or planned_ms or result.latency_ms != result.decode_ms:
+            more_ms = [
+                latency_ms - decode_ms - (turn_ms if turn_ms > planned_ms else planned_ms)
+                for latency_ms, decode_ms, turn_ms in zip(
+                    result.latency_ms, result.decode_ms, result.turn_ms, strict=True
+                )
+            ]
+            more_ms[0] -= spent_ms
+            if max(more_ms) > ROUNDING_MS:
+                measured_ms = [ms + max(0.0, more) for ms, more in zip(measured_ms, more_ms, strict=True)]
         self.ring(self._choice).add([ms / (predicted_ms + growth_ms * step) for step, ms in enumerate(measured_ms)])
         self.guard.observe(result.latency_ms, self._finetuning)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from backends.sim.device_model import DeviceModel
+from backends.sim.curve import Curve
+from backends.sim.device_model import BatchPoint, DeviceModel
+from backends.sim.noise import RecordedNoise
 from harli_cli.package_data import shipped_samples
 from harli_core.predict.samples import Samples
 from harli_core.types import Split, UnitKind
@@ -27,11 +30,12 @@ class ConstantDevice(DeviceModel):
     All of these are binary fractions, so that sums in tests are exact.
     """
 
-    def decode_ms(
-        self, instance: int, step: int, batch: int, kv_tokens: int, count: int, decode_sms: int, beside: Split | None
-    ) -> list[float]:
-        """The same for every step."""
-        return [STEP_MS if beside is None else BESIDE_MS] * count
+    def at(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
+        """The same for every step; units do not suffer."""
+        level = Curve((0.0,), (STEP_MS if beside is None else BESIDE_MS,))
+        return replace(
+            super().at(decode_sms, beside, batch), noise=RecordedNoise([1.0], 0, 0), step_ms=level, unit_slowdown=1.0
+        )
 
     def alone_ms(self, instance: int, step: int, batch: int, kv_tokens: int) -> float:
         """The same for every step."""
@@ -40,10 +44,6 @@ class ConstantDevice(DeviceModel):
     def unit_ms(self, kind: UnitKind, sms: int) -> float:
         """The same for every unit."""
         return UNIT_MS
-
-    def unit_slowdown(self, beside: Split, batch: int) -> float:
-        """Units do not suffer."""
-        return 1.0
 
     def turn_noise(self, instance: int, step: int, count: int) -> list[float]:
         """Turns take what they should."""

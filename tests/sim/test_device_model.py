@@ -26,7 +26,7 @@ def decode_ms(
     device: DeviceModel, batch: int, kv_tokens: int, sms: int, beside: Split | None = None, step: int = 0
 ) -> float:
     """One step of instance 0."""
-    return device.decode_ms(0, step, batch, kv_tokens, 1, sms, beside)[0]
+    return device.at(sms, beside, batch).decode_ms(0, step, kv_tokens, 1)[0]
 
 
 def test_solo_steps_take_what_was_measured(device: DeviceModel, samples: Samples) -> None:
@@ -70,14 +70,12 @@ def test_finetuning_beside_decode_never_helps_it(
     """On the same partition and at any batch, a typical step beside finetuning takes longer than a typical one alone."""
     device = _device(samples)
     split = device.capabilities.splits[index]
-    alone = median(
-        device.decode_ms(0, at, batch, batch * context, 1, split.decode_sms, None)[0] for at in range(0, RING, 10)
-    )
-    beside = median(
-        device.decode_ms(0, at, batch, batch * context, 1, split.decode_sms, split)[0] for at in range(0, RING, 10)
+    alone, beside = (
+        median(decode_ms(device, batch, batch * context, split.decode_sms, other, at) for at in range(0, RING, 10))
+        for other in (None, split)
     )
     assert beside > alone
-    assert device.unit_slowdown(split, batch) > 1.0
+    assert device.at(split.decode_sms, split, batch).unit_slowdown > 1.0
 
 
 _DEVICES: dict[int, DeviceModel] = {}
@@ -101,7 +99,7 @@ def test_steps_laid_out_ahead_are_steps_one_by_one(
     """KV grows by the batch at each step; asking for many at once gives the same floats."""
     device = _device(samples)
     split = device.capabilities.splits[4] if shared else None
-    ahead = device.decode_ms(0, step, batch, batch * context, count, 84, split)
+    ahead = device.at(84, split, batch).decode_ms(0, step, batch * context, count)
     single = [decode_ms(device, batch, batch * (context + k), 84, split, step + k) for k in range(count)]
     assert list(ahead) == single
 
@@ -114,8 +112,8 @@ def test_alone_is_decode_on_the_whole_chip(device: DeviceModel) -> None:
 
 def test_noise_is_of_instance_and_seed(samples: Samples) -> None:
     """Two instances, or two seeds, do not see the same residuals; the same ones do."""
-    first, second, other = (DeviceModel(samples, "llama3-8b", 1024, seed) for seed in (0, 0, 1))
-    span = (0, 8, 8000, 50, 132, None)
+    first, second, other = (DeviceModel(samples, "llama3-8b", 1024, seed).at(132, None, 8) for seed in (0, 0, 1))
+    span = (0, 8000, 50)
     assert first.decode_ms(0, *span) == second.decode_ms(0, *span)
     assert first.decode_ms(0, *span) != first.decode_ms(1, *span)
     assert first.decode_ms(0, *span) != other.decode_ms(0, *span)
@@ -177,7 +175,7 @@ def test_extrapolation_is_counted(
 ) -> None:
     """Steps beyond measured batches or contexts (shares of the longest measured) are reported, the others are not."""
     longest = max(point.context_tokens for point in samples.decode_solo if (point.batch, point.sms) == (8, 84))
-    device.count_steps(batch, round(batch * longest * context_share), 7, 84, beside)
+    device.count_steps(device.at(84, beside, batch), round(batch * longest * context_share), 7)
     counted = {"decode"} if beside is None else {"decode", "colocated"}
     assert dict(device.extrapolated) == dict.fromkeys(outside & counted, 7)
     assert dict(device.evaluated) == dict.fromkeys(counted, 7)
@@ -218,7 +216,7 @@ def test_no_regression_library_is_imported() -> None:
         "from backends.sim.device_model import DeviceModel\n"
         "from harli_cli.package_data import shipped_samples\n"
         "device = DeviceModel(shipped_samples('h200', 'llama3-8b'), 'llama3-8b', 1024, 0)\n"
-        "device.decode_ms(0, 0, 8, 8000, 10, 84, device.capabilities.splits[4])\n"
+        "device.at(84, device.capabilities.splits[4], 8).decode_ms(0, 0, 8000, 10)\n"
         "loaded = [name for name in sys.modules if name.split('.')[0] in ('sklearn', 'scipy', 'torch')]\n"
         "loaded += [name for name in sys.modules if name in ('harli_core.predict.fit', 'harli_core.predict.predictor')]\n"
         "print(loaded)\n"
