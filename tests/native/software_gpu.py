@@ -86,6 +86,7 @@ class UnitWork:
         self.gpu, self.kinds = gpu, kinds
         self.launch_ms: dict[UnitKind, float] = dict.fromkeys(kinds, 0.1)
         self.ran: list[tuple[float, float]] = []
+        self.host_free_ms: list[float | None] = []  # by when the host had to be free again, as each unit was told
         self._last: Mark | None = None
         self.streams = streams
 
@@ -106,8 +107,9 @@ class UnitWork:
         """Nothing is swapped."""
         return True
 
-    def run(self, unit: Unit, stream: Stream) -> None:
+    def run(self, unit: Unit, stream: Stream, host_ms: float | None = None) -> None:
         """Enqueue; units of a job wait for one another."""
+        self.host_free_ms.append(None if host_ms is None else self.gpu.now + host_ms)
         self.gpu.now += self.launch_ms[unit.kind]
         if self._last is not None:
             stream.wait_event(self._last)

@@ -155,6 +155,23 @@ def test_a_unit_that_is_slow_to_launch_waits_until_the_host_is_free(
     assert pump.keep_busy(66, free_ms=gpu.now + 4.0)
 
 
+def test_units_are_told_until_when_the_host_is_free(gpu: SoftwareGpu, work: UnitWork, pump: UnitPump) -> None:
+    """Until the turn ends; until the emission for units begun ahead and beside decode; without end when nothing decodes."""
+    take_turn(Turn(pump, gpu), gpu, 20.0)
+    assert work.host_free_ms == pytest.approx([20.0] * len(work.ran), abs=0.01)
+    decode = Stream(gpu)
+    _, due_ms = decode.run(30.0)
+    gpu.now = due_ms - 3.0
+    Turn(pump, gpu).advance(due_ms + 20.0, 4.0, Behind(gpu.mark(decode), due_ms), due_ms)
+    assert work.host_free_ms[-1] == pytest.approx(due_ms, abs=0.01)
+    gpu.now = due_ms + 30.0
+    assert pump.keep_busy(66, free_ms=due_ms + 39.0)
+    assert work.host_free_ms[-1] == pytest.approx(due_ms + 39.0, abs=0.01)
+    gpu.now += 30.0
+    assert pump.keep_busy(66)
+    assert work.host_free_ms[-1] is None
+
+
 def test_units_on_another_partition_are_timed_from_their_own_beginning(
     gpu: SoftwareGpu, work: UnitWork, pump: UnitPump
 ) -> None:
