@@ -198,3 +198,19 @@ def test_outputs_are_used_again() -> None:
             places[step].add(engine._step.activations.input(unit.layer + 1, unit.micro_batch).data_ptr())
     assert places[2] == places[3]
     assert len(places[3]) == LAYERS * len(engine._step.batch.micro_batches)
+
+
+def test_eager_outputs_do_not_pile_up() -> None:
+    """Units for whose graphs the host never has time leave no more outputs behind than are alive at once."""
+    capture = FixedAddresses()
+    engine = tiny_engine(tiny_peft(), equal_lengths(), recipe(12), window_layers=2, capture=capture)
+    spare = []
+    while (unit := engine.next_unit()) is not None:
+        step = engine.state.step
+        capture.streams = 2 if step >= 2 and unit.kind == "forward" and unit.micro_batch == 0 else 1
+        engine.run(unit, None, None if step < 2 else 0.0)
+        if engine.state.step > step:
+            spare.append(len(graphs_of(engine)._spare))
+    assert graphs_of(engine).counters.eager > 12
+    assert spare[2:] == spare[2:3] * 10
+    assert spare[-1] <= LAYERS * len(engine._step.batch.micro_batches)

@@ -134,7 +134,9 @@ class GraphRunner:
         if stage is not None:
             return self._copied(stage.output)
         with self._capture.planned_for(self._known_target("forward", place, hidden, inputs)):
-            return self._eager.forward(place, hidden, inputs)
+            output = self._eager.forward(place, hidden, inputs)
+        # It comes to be reused like any other: were none taken here, there would be one more with each eager unit.
+        return self._copied(output) if self._spare and output.shape == self._spare_shape else output
 
     def backward(self, place: Place, hidden: Any, by_output: Any, inputs: AttentionInputs, *, by_input: bool) -> Any:
         """See `LayerRunner`."""
