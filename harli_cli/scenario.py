@@ -216,8 +216,8 @@ class Scenario:
         profile, device = self.profile, self.samples.device
         if device is not None and (profile.total_sms, profile.splits) != (device.total_sms, device.splits):
             raise ConfigError(
-                f"{self.config.profile}: a profile of {profile.total_sms} SMs in {len(profile.splits)} splits, and samples of "
-                f"{device.total_sms} SMs in {len(device.splits)} ({self.config.samples or 'those that ship'}); "
+                f"{self.config.profile}: a profile of {profile.total_sms} SMs in {len(profile.splits)} splits, and samples "
+                f"of {device.total_sms} SMs in {len(device.splits)} ({self.config.samples or 'those that ship'}); "
                 "give --samples and --profile of the same GPU"
             )
 

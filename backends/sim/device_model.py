@@ -206,7 +206,9 @@ def _prefill_curve(samples: Samples, total_sms: int) -> Curve:
     return Curve(tuple(sorted(found)), tuple(median(found[tokens]) for tokens in sorted(found)))
 
 
-def _check_partitions(samples: Samples, device: Device, solo: Mapping[int, object], beside: Mapping[Split, object]) -> None:
+def _check_partitions(
+    samples: Samples, device: Device, solo: Mapping[int, object], beside: Mapping[Split, object]
+) -> None:
     """Raise `SampleError` for the first partition without decode samples, which `fit_profile` would have refused too."""
     name = samples.sources[0].name
     for sms in (device.total_sms, *(split.decode_sms for split in device.splits)):

@@ -8,7 +8,6 @@ from typing import cast
 
 from harli_core.errors import SampleError
 
-
 MOST = 2**63 - 1
 """The largest whole number of a field: beyond, arithmetic with floats may fail."""
 

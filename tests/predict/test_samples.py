@@ -57,7 +57,10 @@ def test_keeps_raw_repeats_and_order() -> None:
         ({**COLOCATED, "decode_solo_ms": 0}, "field 'decode_solo_ms': expected a number > 0"),
         ({**PREFILL, "sm": 9}, "measured on SMs that no split"),
         ({"kind": "decode_sequence", "batch": 1, "context": 1, "sm_infer": 4, "sm_ft": 4, "ms": [1]}, "field 'sm_ft'"),
-        ({"kind": "decode_sequence", "batch": 1, "context": 1, "sm_infer": 3, "sm_ft": 0, "ms": [1]}, "measured on SMs"),
+        (
+            {"kind": "decode_sequence", "batch": 1, "context": 1, "sm_infer": 3, "sm_ft": 0, "ms": [1]},
+            "measured on SMs",
+        ),
         ({**SOLO, "ms": [1.0, 1e300]}, "field 'ms': expected a list of numbers from 0.0001 to 1e+06"),
         ({**PREFILL, "ms": [1e-300]}, "field 'ms': expected a list of numbers from 0.0001 to 1e+06"),
         ({**COLOCATED, "decode_ms": [1e300]}, "field 'decode_ms': expected a list of numbers from 0.0001"),
