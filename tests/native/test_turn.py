@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backends.cuda.serving.interleaving import Interleaving
+from backends.cuda.serving.scheduler_factory import graph_sizes
 from backends.cuda.serving.turn import MOST_LEAD_MS, Lead, Turn, goes_first
 from backends.cuda.serving.unit_pump import Behind, UnitPump
-from tests.native.software_gpu import SoftwareGpu, Stream, Streams, UnitWork, unit_ms
+from tests.native.software_gpu import Mark, SoftwareGpu, Stream, Streams, UnitWork, unit_ms
 
 LEAD_MS = 2.0
 
@@ -46,6 +48,7 @@ def test_a_turn_ends_in_time_with_less_than_a_unit_to_spare(gpu: SoftwareGpu, wo
     ended_ms = work.ran[-1][1]
     assert ended_ms <= 20.0 < ended_ms + 2.0 + LEAD_MS
     assert turn.marks is not None
+    gpu.now = max(gpu.now, ended_ms)
     assert gpu.between_ms(*turn.marks) == pytest.approx(ended_ms - work.ran[0][0], abs=0.15)  # the first launch
 
 
@@ -196,3 +199,33 @@ def test_the_lead_is_what_launches_took_lately() -> None:
     for _ in range(100):
         lead.add(0.5)
     assert lead.ms < 1.0
+
+
+def test_a_step_that_ran_without_a_graph_has_waited_for_nothing(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump
+) -> None:
+    """It may be over before the unit that a graph would have waited for: nothing is read off that unit then."""
+    decode = Stream(gpu)
+    plans = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
+    decoder: Any = SimpleNamespace(stream=decode, began_ms=0.0)
+    interleaving = Interleaving(decoder, work.streams, gpu, plans, SimpleNamespace(pump=pump))  # type: ignore[arg-type]
+    unit = pump.ready_unit()
+    assert unit is not None
+    pump.launch(unit, pump.total_sms)
+    assert interleaving.behind(132) is not None
+    begin_ms, end_ms = decode.run(0.1)
+    gpu.now = max(gpu.now, end_ms)
+    held: Any = SimpleNamespace(plan=SimpleNamespace(decode_sms=132), turn_budget_ms=0.0)
+    step: Any = SimpleNamespace(begin=Mark(begin_ms), decode_ms=end_ms - begin_ms)
+    assert interleaving.over(held, gpu.now, step) == 0.0
+    assert interleaving.start_gap_ms == []
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 8, 100, 256, 257, 300, 512, 1000])
+def test_every_batch_has_a_graph(max_batch: int) -> None:
+    """The largest graph is of the largest batch, and none is far from the next."""
+    sizes = graph_sizes(max_batch)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_batch
+    assert all(small >= large / 4 for small, large in pairwise(sizes))
+    assert all(large - small <= 64 for small, large in pairwise(sizes))

@@ -97,7 +97,7 @@ class Interleaving:
             self._turn.unblock(self._running_ms, now_ms)
             self._advance(self._turn, now_ms + held.turn_budget_ms, self.lead.ms)
         self._decode_ms[held.plan.decode_sms] = step.decode_ms
-        if self._waited is not None:
+        if self._waited is not None and self._timeline.passed(self._waited):  # a step without a graph waits for nothing
             self.start_gap_ms.append(self._timeline.between_ms(self._waited, step.begin))
         marks = self._taken.marks if self._taken is not None else None
         self._taken = None
