@@ -175,6 +175,31 @@ def test_units_are_told_until_when_the_host_is_free(gpu: SoftwareGpu, work: Unit
     assert work.host_free_ms[-1] is None
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_nothing_is_captured_when_the_emission_is_due(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump, known: bool
+) -> None:
+    """A step that takes longer than the one before it, or is the first of its kind, may be over any time: no host time."""
+    decode = Stream(gpu)
+    begin_ms, _ = decode.run(9.0)
+    end = gpu.mark(decode)
+    decoder: Any = SimpleNamespace(stream=decode, launched_end=end, began_ms=begin_ms, done=lambda: gpu.passed(end))
+    plans: Any = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
+    inter = Interleaving(decoder, work.streams, gpu, plans, SimpleNamespace(pump=pump))  # type: ignore[arg-type]
+    if known:
+        inter._decode_ms[66] = 3.0
+    plan = SimpleNamespace(jobs=(1,), decode_sms=66, hold=SimpleNamespace(max_step_ms=None))
+    held: Any = SimpleNamespace(plan=plan, turn_budget_ms=0.0, elapsed_ms=0.0, finetune_sms=66, steps_left=9)
+    inter.beside(held, lambda _due_ms: True)
+    told = [
+        (begin_ms, free_ms)
+        for (begin_ms, _), free_ms in zip(work.ran, work.host_free_ms, strict=True)
+        if free_ms is not None
+    ]
+    assert len(told) == len(work.ran) >= 4
+    assert all(free_ms <= begin_ms for begin_ms, free_ms in told[2 if known else 0 :])
+
+
 def test_units_on_another_partition_are_timed_from_their_own_beginning(
     gpu: SoftwareGpu, work: UnitWork, pump: UnitPump
 ) -> None:

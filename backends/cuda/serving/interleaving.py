@@ -86,7 +86,8 @@ class Interleaving:
                 if due_ms is not None and self._turn is not None:
                     self._advance_behind(held, self._turn, due_ms)
                 elif finetune_sms:
-                    pump.keep_busy(finetune_sms, due_ms if due_ms is not None and due_ms > now_ms else None)
+                    awaited = due_ms is None or due_ms <= now_ms
+                    pump.keep_busy(finetune_sms, None if awaited else due_ms, awaited=awaited)
             if self._decoder.done():
                 return
             self._running_ms = now_ms
