@@ -9,7 +9,10 @@ from harli_core.memory.geometry import GridGeometry
 from harli_core.model import ModelShape
 
 LOSS_CHUNK_TOKENS = 1024
-"""Tokens whose logits exist at once (the loss over the vocabulary is computed in chunks)."""
+"""Tokens whose logits exist at once in a simulated job, as in the samples: the loss is computed in chunks.
+
+On a GPU chunks are smaller (`UnitSettings`), since each finetune stream keeps the memory of one.
+"""
 
 
 @dataclass(frozen=True, slots=True)

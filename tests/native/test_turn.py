@@ -7,11 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backends.cuda.serving.interleaving import Interleaving
 from backends.cuda.serving.scheduler_factory import graph_sizes
 from backends.cuda.serving.turn import MOST_LEAD_MS, Lead, Turn, goes_first
 from backends.cuda.serving.unit_pump import Behind, UnitPump
+from harli_core.types import UnitKind
 from tests.native.software_gpu import Mark, SoftwareGpu, Stream, Streams, UnitWork, unit_ms
 
 LEAD_MS = 2.0
@@ -50,6 +53,31 @@ def test_a_turn_ends_in_time_with_less_than_a_unit_to_spare(gpu: SoftwareGpu, wo
     assert turn.marks is not None
     gpu.now = max(gpu.now, ended_ms)
     assert gpu.between_ms(*turn.marks) == pytest.approx(ended_ms - work.ran[0][0], abs=0.15)  # the first launch
+
+
+@given(
+    until_ms=st.floats(0.0, 45.0),
+    lead_ms=st.floats(0.1, MOST_LEAD_MS),
+    launch_ms=st.tuples(st.floats(0.01, 0.8), st.floats(0.01, 0.8)),
+    look_ms=st.floats(0.001, 0.2),
+    first=st.sampled_from(("forward", "backward")),
+)
+def test_a_turn_of_any_length_holds_what_fits_into_it(
+    until_ms: float, lead_ms: float, launch_ms: tuple[float, float], look_ms: float, first: UnitKind
+) -> None:
+    """Units one after another, none beyond the end, no room left for another; a launch and a look are let pass."""
+    gpu = SoftwareGpu()
+    kinds: tuple[UnitKind, ...] = (first, "backward", "forward")
+    work = UnitWork(gpu, Streams(gpu), kinds)
+    work.launch_ms = {"forward": launch_ms[0], "backward": launch_ms[1]}
+    pump = UnitPump(work, work.streams, gpu, unit_ms)  # type: ignore[arg-type]
+    turn = Turn(pump, gpu)
+    while not turn.advance(until_ms, lead_ms):
+        gpu.now += look_ms
+    assert all(begin >= end for (_, end), (begin, _) in pairwise(work.ran))
+    ended_ms = work.ran[-1][1] if work.ran else 0.0
+    assert ended_ms <= until_ms + max(launch_ms) + 0.01
+    assert max(gpu.now, ended_ms) + unit_ms(work.next_unit().kind, 1024, 132) > until_ms - max(launch_ms) - look_ms
 
 
 def test_a_turn_leaves_the_host_time_to_launch_what_follows(gpu: SoftwareGpu, work: UnitWork, pump: UnitPump) -> None:
