@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from harli_cli.file_clashes import check_clashes
 from harli_cli.progress import progress
 from harli_cli.provenance import typed_command
 from harli_cli.settings import merged
@@ -59,7 +60,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
 ) -> None:
     """Run policies side by side over several seeds: means, 95 % intervals, gains, and the best within the target."""
-    from harli_cli.comparison.command import Comparison, failed  # noqa: PLC0415
+    from harli_cli.comparison.command import Comparison, failed, written  # noqa: PLC0415
     from harli_cli.comparison.command import compare as run_comparison  # noqa: PLC0415
     from policies import POLICIES  # noqa: PLC0415
 
@@ -69,6 +70,11 @@ def compare(
     }  # fmt: skip
     names = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
     settings = merged(config, options, policy_option or [])
+    read = (settings.trace, settings.profile, settings.samples, config)
+    check_clashes(
+        [Path(path) for path in read if path],
+        [("--out", path) for path in written(out, list(dict.fromkeys(names)), html)],
+    )
     command = typed_command(sys.argv[1:], settings.trace)
     with progress() as stage:
         document = run_comparison(Comparison(settings, names, seeds, check or [], jobs, command), out, html, stage)

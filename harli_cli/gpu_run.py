@@ -70,6 +70,11 @@ class GpuOptions:
             raise ConfigError(
                 "--baselines is for the simulator: on a GPU run the policies inference_only and separate themselves"
             )
+        if config.samples is not None:
+            raise ConfigError(
+                f"samples = {config.samples!r}: they make a simulated GPU; for --backend cuda fit a profile to them "
+                "('harli fit') and give it with --profile"
+            )
         if (model_path is None) is (load_format == "auto"):
             raise ConfigError(
                 "--backend cuda needs a model: --model-path FOLDER, or --load-format dummy for random weights shaped like "

@@ -30,7 +30,7 @@ def read_profile(path: Path) -> Profile:
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SampleError(f"{path}: cannot read the profile ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SampleError(f"{path}: not a profile written by 'harli fit' ({error})") from None
     if not isinstance(value, dict):
         raise SampleError(f"{path}: not a profile written by 'harli fit'")

@@ -173,8 +173,12 @@ class Scenario:
         sink: DecisionSink | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> tuple[SimOutcome, DeviceModel]:
-        """Simulate the trace under ``policy``; returns the books, and the device model for its counters."""
+        """Simulate the trace under ``policy``; returns the books, and the device model for its counters.
+
+        Raises `ConfigError` where profile and samples are of GPUs that are divided in different ways.
+        """
         config = self.config
+        self._check_partitions()
         device = DeviceModel(self.samples, config.finetuned, config.micro_batch_tokens, config.seed)
         trace = self.loaded.trace
         simulation = Simulation(
@@ -206,6 +210,16 @@ class Scenario:
             progress=progress,
         )
         return simulation.run(), device
+
+    def _check_partitions(self) -> None:
+        """A policy asks for partitions of the profile; the simulated GPU has those of the samples."""
+        profile, device = self.profile, self.samples.device
+        if device is not None and (profile.total_sms, profile.splits) != (device.total_sms, device.splits):
+            raise ConfigError(
+                f"{self.config.profile}: a profile of {profile.total_sms} SMs in {len(profile.splits)} splits, and samples "
+                f"of {device.total_sms} SMs in {len(device.splits)} ({self.config.samples or 'those that ship'}); "
+                "give --samples and --profile of the same GPU"
+            )
 
     def _geometry(self) -> GridGeometry:
         config = self.config

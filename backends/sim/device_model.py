@@ -7,14 +7,14 @@ prediction error, as on hardware. What lies outside the measured range is prolon
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from backends.sim.curve import BatchCurves, Curve, product
 from backends.sim.noise import RecordedNoise
 from harli_core.errors import SampleError
-from harli_core.predict.samples import Samples
+from harli_core.predict.samples import Device, Samples
 from harli_core.types import Capabilities, Split, UnitKind
 from harli_core.working_set import LOSS_CHUNK_TOKENS
 
@@ -55,10 +55,12 @@ class DeviceModel:
         self.extrapolated: dict[str, int] = defaultdict(int)
         self.evaluated: dict[str, int] = defaultdict(int)
         self._unit_tokens = unit_tokens
+        self._source = samples.sources[0].name
         self._solo = _solo_curves(samples)
         self._slowdown, self._unit_slowdown = _colocated_curves(samples, finetune_model, unit_tokens)
+        _check_partitions(samples, device, self._solo, self._slowdown)
         self._units = _unit_durations(samples, finetune_model, unit_tokens)
-        self._prefill = Curve(*zip(*sorted((float(p.tokens), median(p.ms)) for p in samples.prefill), strict=True))
+        self._prefill = _prefill_curve(samples, device.total_sms)
         self._solo_noise, self._shared_noise = _step_noise(samples, device.splits, seed, self._shared_ms)
         spread = [ratio for unit in samples.finetune_units for ratio in _over_median(unit.ms, unit.ms)]
         self._turn_noise = RecordedNoise(spread, seed, 1000)
@@ -93,7 +95,8 @@ class DeviceModel:
         try:
             return self._units[kind, sms]
         except KeyError:
-            raise SampleError(f"no sample of a {kind!r} unit of {self._unit_tokens} tokens on {sms} SMs") from None
+            unit = f"{kind!r} unit of {self._unit_tokens} tokens on {sms} SMs"
+            raise SampleError(f"{self._source}: no sample of a {unit}") from None
 
     def turn_noise(self, instance: int, step: int, count: int) -> list[float]:
         """Ratios of a turn's real to its nominal duration in ``count`` steps from ``step`` on."""
@@ -192,6 +195,30 @@ def _unit_durations(samples: Samples, finetune_model: str, unit_tokens: int) -> 
     return {key: median(ms) for key, ms in found.items()}
 
 
+def _prefill_curve(samples: Samples, total_sms: int) -> Curve:
+    """Duration over prompt tokens on a whole chip; several samples of one length become their median."""
+    found: dict[float, list[float]] = defaultdict(list)
+    for prefill in samples.prefill:
+        if prefill.sms == total_sms:
+            found[float(prefill.tokens)].extend(prefill.ms)
+    if not found:
+        raise SampleError(f"{samples.sources[0].name}: no prefill samples on all {total_sms} SMs")
+    return Curve(tuple(sorted(found)), tuple(median(found[tokens]) for tokens in sorted(found)))
+
+
+def _check_partitions(
+    samples: Samples, device: Device, solo: Mapping[int, object], beside: Mapping[Split, object]
+) -> None:
+    """Raise `SampleError` for the first partition without decode samples, which `fit_profile` would have refused too."""
+    name = samples.sources[0].name
+    for sms in (device.total_sms, *(split.decode_sms for split in device.splits)):
+        if sms not in solo:
+            raise SampleError(f"{name}: no decode_solo samples on {sms} SMs")
+    for split in device.splits:
+        if split not in beside:
+            raise SampleError(f"{name}: no co-located samples on {split.decode_sms}+{split.finetune_sms} SMs")
+
+
 def _over_median(values: Sequence[float], reference: Sequence[float]) -> list[float]:
     middle = median(reference)
     return [value / middle for value in values]
@@ -210,6 +237,8 @@ def _step_noise(
     shared: dict[int, list[float]] = {}
     for sequence in samples.sequences:
         steady = sequence.ms[WARM_UP_STEPS:]
+        if not steady:
+            continue
         if sequence.finetune_sms == 0:
             solo = _over_median(steady, steady)
             continue
@@ -228,7 +257,10 @@ def _step_noise(
         short = short or [between_ms(split, sequence.batch, sequence.batch * sequence.context_tokens)]
         shared[sequence.decode_sms] = _over_median(steady, short)
     if not solo or not shared:
-        raise SampleError(f"{samples.sources[0].name}: no recorded step sequences, so no spread to draw from")
+        raise SampleError(
+            f"{samples.sources[0].name}: no recorded step sequences of more than {WARM_UP_STEPS} steps, alone and beside "
+            "finetuning, so no spread to draw from"
+        )
     nearest = {split: min(shared, key=lambda sms: (abs(sms - split.decode_sms), sms)) for split in splits}
     noise = {split: RecordedNoise(shared[nearest[split]], seed, index) for index, split in enumerate(splits, start=1)}
     return RecordedNoise(solo, seed, 0), noise

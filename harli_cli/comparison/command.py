@@ -123,6 +123,12 @@ def _cases(
             yield Case(_config(asked.config, policy, seed, {}), None, False)
 
 
+def written(out: Path, policies: Sequence[str], as_html: bool) -> list[Path]:
+    """The files that `compare` writes."""
+    of_policies = [out / _folder_name(policy) / name for policy in policies for name in RUN_RESULTS]
+    return [out / RESULT, *([out / REPORT] if as_html else []), *of_policies]
+
+
 def _folder_name(policy: str) -> str:
     """``module:Class`` without the colon, which some file systems and archives refuse."""
     return policy.replace(":", ".")

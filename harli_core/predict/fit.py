@@ -67,7 +67,10 @@ def fit_profile(samples: Samples, finetune_model: str) -> Profile:
     solve = least_squares()
     beside_decode = tuple(s for s in samples.colocated if s.finetune_model == finetune_model)
     _require(samples, device, beside_decode, finetune_model)
-    solo_model, solo_stages = _fit_solo(samples, solve)
+    try:
+        solo_model, solo_stages = _fit_solo(samples, solve)
+    except SampleError as error:
+        raise SampleError(f"{_names(samples)}: {error}") from None
     colocated_model, colocated_stages = _fit_colocated(beside_decode, device, solve)
     finetune_model_fit, unit_stages = _fit_finetune(samples, beside_decode, device, finetune_model, solve)
     end_to_end = _end_to_end(samples, beside_decode, device, (solo_model, colocated_model), solve)
@@ -117,9 +120,15 @@ def _require(samples: Samples, device: Device, beside_decode: Sequence[Colocated
         missing.append(f"decode_solo on {sms} SMs")
     for split in sorted(set(device.splits) - {s.split for s in beside_decode}):
         missing.append(f"colocated with {finetune_model!r} on {split.decode_sms} + {split.finetune_sms} SMs")
+    # Cross-validation leaves out one of each.
+    if len(device.splits) < 2:
+        missing.append("colocated on a second split")
+    if len({s.batch for s in beside_decode}) == 1:
+        missing.append(f"colocated with {finetune_model!r} at a second batch size")
     for kind in UNIT_KINDS:
-        if not any(s.unit == kind and s.model == finetune_model for s in samples.finetune_units):
-            missing.append(f"finetune_unit {kind!r} of {finetune_model!r}")
+        counts = {s.sms for s in samples.finetune_units if s.unit == kind and s.model == finetune_model}
+        if len(counts) < 2:
+            missing.append(f"finetune_unit {kind!r} of {finetune_model!r}{' on a second SM count' if counts else ''}")
     for name, alone in (("decode_sequence", True), ("colocated_sequence", False)):
         if not any((s.finetune_sms == 0) is alone and len(s.ms) > SETTLING_STEPS for s in samples.sequences):
             missing.append(f"{name} of more than {SETTLING_STEPS} steps")

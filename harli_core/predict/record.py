@@ -8,6 +8,9 @@ from typing import cast
 
 from harli_core.errors import SampleError
 
+MOST = 2**63 - 1
+"""The largest whole number of a field: beyond, arithmetic with floats may fail."""
+
 
 class Record:
     """One JSON object at a place (``where``) that every error names; all errors are `SampleError`."""
@@ -59,6 +62,8 @@ class Record:
         value = self._take(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.wrong(key, f"a whole number >= {minimum}")
+        if value > MOST:
+            raise self.wrong(key, f"a whole number <= {MOST}")
         return value
 
     def integers(self, key: str, minimum: int = 1) -> tuple[int, ...]:
@@ -137,7 +142,12 @@ class Record:
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
 
 
 def _shown(value: object) -> str:

@@ -19,6 +19,9 @@ from harli_core.types import Split, UnitKind
 UNIT_KINDS = cast("tuple[UnitKind, ...]", get_args(UnitKind))
 """All kinds of finetune units."""
 
+LEAST_MS, MOST_MS = 1e-4, 1e6
+"""No kernel is as short, nothing that is measured lasts as long; simulating either would not end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -174,7 +177,7 @@ def parse_samples(lines: Iterable[str], source: str) -> Samples:
         digest.update(line.encode() + b"\n")
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SampleError(f"{where}: not a line of JSON ({error})") from None
         record = Record(value, where)
         sample = _READERS[record.choice("kind", tuple(_READERS))](record)
@@ -205,18 +208,33 @@ def _check_partition(sample: _Sample, device: Device, where: str) -> None:
     total = device.total_sms
     if isinstance(sample, Device):
         offered = all(split.decode_sms + split.finetune_sms <= total for split in sample.splits)
-    elif isinstance(sample, DecodeSolo):
-        offered = sample.sms == total or any(sample.sms == split.decode_sms for split in device.splits)
+    elif isinstance(sample, DecodeSolo) or (isinstance(sample, StepSequence) and not sample.finetune_sms):
+        sms = sample.sms if isinstance(sample, DecodeSolo) else sample.decode_sms
+        offered = sms == total or any(sms == split.decode_sms for split in device.splits)
     elif isinstance(sample, FinetuneUnit):
         offered = sample.sms == total or any(sample.sms == split.finetune_sms for split in device.splits)
     elif isinstance(sample, Colocated):
         offered = sample.split in device.splits
-    elif isinstance(sample, StepSequence) and sample.finetune_sms:
+    elif isinstance(sample, StepSequence):
         offered = Split(sample.decode_sms, sample.finetune_sms) in device.splits
     else:
-        offered = (sample.decode_sms if isinstance(sample, StepSequence) else sample.sms) <= total
+        offered = sample.sms <= total
     if not offered:
         raise SampleError(f"{where}: measured on SMs that no split of the device line ({total} SMs) offers")
+
+
+def _duration(record: Record, key: str) -> float:
+    value = record.positive(key)
+    if not LEAST_MS <= value <= MOST_MS:
+        raise record.wrong(key, f"a number from {LEAST_MS:g} to {MOST_MS:g}")
+    return value
+
+
+def _durations(record: Record, key: str) -> tuple[float, ...]:
+    values = record.positives(key)
+    if not LEAST_MS <= min(values) <= max(values) <= MOST_MS:
+        raise record.wrong(key, f"a list of numbers from {LEAST_MS:g} to {MOST_MS:g}")
+    return values
 
 
 def _device(record: Record) -> Device:
@@ -240,7 +258,7 @@ def _decode_solo(record: Record) -> DecodeSolo:
         context_tokens=record.integer("context"),
         sms=record.integer("sm"),
         sm_count_target=record.flag("sm_count_target"),
-        ms=record.positives("ms"),
+        ms=_durations(record, "ms"),
     )
 
 
@@ -252,10 +270,10 @@ def _colocated(record: Record) -> Colocated:
         context_tokens=record.integer("context"),
         split=Split(record.integer("sm_infer"), record.integer("sm_ft")),
         sm_count_target=record.flag("sm_count_target"),
-        decode_solo_ms=record.positive("decode_solo_ms"),
-        decode_ms=record.positives("decode_ms"),
-        unit_pair_solo_ms=record.positive("unit_pair_solo_ms"),
-        unit_pair_ms=record.positive("unit_pair_ms"),
+        decode_solo_ms=_duration(record, "decode_solo_ms"),
+        decode_ms=_durations(record, "decode_ms"),
+        unit_pair_solo_ms=_duration(record, "unit_pair_solo_ms"),
+        unit_pair_ms=_duration(record, "unit_pair_ms"),
     )
 
 
@@ -266,7 +284,7 @@ def _finetune_unit(record: Record) -> FinetuneUnit:
         tokens=record.integer("tokens"),
         sms=record.integer("sm"),
         sm_count_target=record.flag("sm_count_target"),
-        ms=record.positives("ms"),
+        ms=_durations(record, "ms"),
     )
 
 
@@ -280,12 +298,12 @@ def _sequence(record: Record) -> StepSequence:
         context_tokens=record.integer("context"),
         decode_sms=record.integer("sm_infer"),
         finetune_sms=finetune_sms,
-        ms=record.positives("ms"),
+        ms=_durations(record, "ms"),
     )
 
 
 def _prefill(record: Record) -> Prefill:
-    return Prefill(record.integer("tokens"), record.integer("sm"), record.positives("ms"))
+    return Prefill(record.integer("tokens"), record.integer("sm"), _durations(record, "ms"))
 
 
 _READERS: dict[str, Callable[[Record], _Sample]] = {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 class Guard:
     """Pauses finetuning after a step over target that the prediction did not allow for.
 
-    The pause lasts ``cooldown_steps``. Among ``memory_steps`` steps with finetuning, ``tolerated`` such steps may be bad
+    The pause lasts ``cooldown_steps``. Among ``memory_steps`` steps outside pauses, ``tolerated`` such steps may be bad
     luck: each further one says that the prediction is wrong, and doubles the pause, up to ``max_cooldown_steps``. So late
     steps stay well below one in a hundred, whatever the model does, and a rare one costs little.
     """

@@ -45,6 +45,22 @@ def test_a_trace_named_like_a_result(harli: Harli, trace: Path, tmp_path: Path) 
     assert "summary.json is in use already" in ended.err
 
 
+@pytest.mark.parametrize("name", ["compare.json", "report.html", "harli/summary.json"])
+@pytest.mark.parametrize("option", ["--trace", "--samples"])
+def test_compare_writes_over_nothing_it_reads(
+    option: str, name: str, harli: Harli, trace: Path, tmp_path: Path
+) -> None:
+    """Results of a comparison, of its policies too, do not take the place of its trace or samples."""
+    file = tmp_path / "out" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(trace.read_bytes())
+    given = {"--trace": trace, option: file}
+    run = ("compare", *(part for pair in given.items() for part in pair), "--policies", "harli", "--seeds", 1)
+    ended = harli(*map(str, run), "--out", tmp_path / "out")
+    assert (ended.code, file.read_bytes()) == (2, trace.read_bytes())
+    assert f"{file} is in use already" in ended.err
+
+
 def test_a_link_is_followed(harli: Harli, trace: Path, tmp_path: Path) -> None:
     """What it points to is written; it stays a link."""
     (tmp_path / "elsewhere").mkdir()

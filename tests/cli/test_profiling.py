@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,89 @@ def test_samples_that_do_not_fit_are_refused(
     error = harli("run", "--trace", trace, "--samples", samples).error()
     assert message in error
     assert "samples.jsonl" in error
+
+
+def altered(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> str:
+    """The shipped samples of llama3-8b, changed."""
+    lines = [json.loads(line) for line in (SAMPLES.read_text() + PREFILL.read_text()).splitlines()]
+    return "".join(json.dumps(line) + "\n" for line in change(lines))
+
+
+def one_split(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Only what was measured on the whole chip and on 36 + 96 SMs."""
+    kept = []
+    for line in lines:
+        if line["kind"] == "device":
+            line["splits"] = [[36, 96]]
+        sms = {line[name] for name in ("sm", "sm_infer") if name in line}
+        if sms <= ({96, 132} if line["kind"] == "finetune_unit" else {36, 132}):
+            kept.append(line)
+    return kept
+
+
+def without_solo(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """No decode alone on 36 SMs."""
+    return [line for line in lines if not (line["kind"] == "decode_solo" and line["sm"] == 36)]
+
+
+def without_beside(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """No decode beside finetuning on 36 SMs."""
+    return [line for line in lines if not (line["kind"] == "colocated" and line["sm_infer"] == 36)]
+
+
+def short_sequences(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """No sequence in which the clocks have settled."""
+    return [{**line, "ms": line["ms"][:250]} if line["kind"].endswith("sequence") else line for line in lines]
+
+
+def one_batch(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Decode beside finetuning at one batch size."""
+    return [line for line in lines if line["kind"] != "colocated" or line["batch"] == 64]
+
+
+@pytest.mark.parametrize(
+    ("change", "profile", "message"),
+    [
+        (one_split, False, "missing for a fit: colocated on a second split"),
+        (one_split, True, "a profile of 132 SMs in 7 splits, and samples of 132 SMs in 1 ("),
+        (one_batch, False, "missing for a fit: colocated with 'llama3-8b' at a second batch size"),
+        (without_solo, True, "no decode_solo samples on 36 SMs"),
+        (without_beside, True, "no co-located samples on 36+96 SMs"),
+        (short_sequences, True, "no recorded step sequences of more than 250 steps"),
+    ],
+)
+def test_samples_that_do_not_suffice_are_refused(
+    harli: Harli, trace: Path, tmp_path: Path, change: Any, profile: bool, message: str
+) -> None:
+    """What is missing to simulate the GPU, or to fit a profile to it, is said in one line."""
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text(altered(change))
+    error = harli("run", "--trace", trace, "--samples", samples, *(("--profile", SHIPPED) if profile else ())).error()
+    assert message in error
+    assert "samples.jsonl" in error
+
+
+def test_short_sequences_and_repeats_do_no_harm(harli: Harli, trace: Path, tmp_path: Path) -> None:
+    """A sequence too short to settle is left out; prefill samples of one length, or of part of the chip, are no puzzle."""
+
+    def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        sequences = [{**line, "ms": line["ms"][:100]} for line in lines if line["kind"].endswith("sequence")]
+        first = min((line for line in lines if line["kind"] == "prefill"), key=lambda line: line["tokens"])
+        return [*lines, *sequences, first, {**first, "sm": 36, "ms": [1e3]}]
+
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text(altered(change))
+    short = tmp_path / "short.csv"
+    short.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,2,44\n")
+    for name, given in (("a", ()), ("b", ("--samples", samples))):
+        assert harli("run", "--trace", short, *given, "--out", tmp_path / name).code == 0
+    assert (tmp_path / "a" / "requests.parquet").read_bytes() == (tmp_path / "b" / "requests.parquet").read_bytes()
+
+
+def test_samples_are_not_for_a_real_gpu(harli: Harli, trace: Path) -> None:
+    """A GPU is served on as it is; the way to a profile of it is told."""
+    run = ("run", "--backend", "cuda", "--load-format", "dummy", "--trace", trace, "--samples", SAMPLES)
+    assert "they make a simulated GPU" in harli(*run).error()
 
 
 def test_several_finetuned_models_have_to_be_told_apart(harli: Harli, tmp_path: Path) -> None:

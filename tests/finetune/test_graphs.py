@@ -198,3 +198,56 @@ def test_outputs_are_used_again() -> None:
             places[step].add(engine._step.activations.input(unit.layer + 1, unit.micro_batch).data_ptr())
     assert places[2] == places[3]
     assert len(places[3]) == LAYERS * len(engine._step.batch.micro_batches)
+
+
+def test_eager_outputs_do_not_pile_up() -> None:
+    """Units for whose graphs the host never has time leave no more outputs behind than are alive at once."""
+    capture = FixedAddresses()
+    engine = tiny_engine(tiny_peft(), equal_lengths(), recipe(12), window_layers=2, capture=capture)
+    spare = []
+    while (unit := engine.next_unit()) is not None:
+        step = engine.state.step
+        capture.streams = 2 if step >= 2 and unit.kind == "forward" and unit.micro_batch == 0 else 1
+        engine.run(unit, None, None if step < 2 else 0.0)
+        if engine.state.step > step:
+            spare.append(len(graphs_of(engine)._spare))
+    assert graphs_of(engine).counters.eager > 12
+    assert spare[2:] == spare[2:3] * 10
+    assert spare[-1] <= LAYERS * len(engine._step.batch.micro_batches)
+
+
+class OnAClock(FixedAddresses):
+    """A capture takes 1 ms of the host, timing a graph 50 ms."""
+
+    def __init__(self) -> None:
+        """On a part of the chip."""
+        super().__init__(stream_sms=56)
+        self.now_s = 0.0
+
+    def capture(self, module: Any, work: Callable[[], None], stream: Any, sms: int | None) -> Replayed:
+        """See `Capture`."""
+        self.now_s += 1e-3
+        return super().capture(module, work, stream, sms)
+
+    def ms(self, graph: Replayed) -> float:
+        """See `Capture`."""
+        self.now_s += 50e-3
+        return super().ms(graph)
+
+
+def test_the_first_graph_of_a_shape_is_timed_only_where_the_host_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture would fit, but the first of a shape on a part of the chip is timed too; once it was, others are captured."""
+    capture = OnAClock()
+    monkeypatch.setattr("backends.cuda.finetune.layer_graphs.perf_counter", lambda: capture.now_s)
+    engine = tiny_engine(tiny_peft(), equal_lengths(), recipe(12), window_layers=2, capture=capture)
+    captured = []
+    for stream, host_ms in ((1, None), (2, 30.0), (2, None), (2, 30.0)):
+        capture.streams = stream
+        step, longest_ms = engine.state.step, 0.0
+        while engine.state.step < step + 2 and (unit := engine.next_unit()) is not None:
+            before_s = capture.now_s
+            engine.run(unit, None, host_ms)
+            longest_ms = max(longest_ms, 1e3 * (capture.now_s - before_s))
+        assert host_ms is None or longest_ms <= host_ms
+        captured.append(graphs_of(engine).counters.captured)
+    assert captured[0] == captured[1] < captured[2]

@@ -57,7 +57,8 @@ class SoftwareGpu:
         return mark.at_ms <= self.now
 
     def between_ms(self, first: Mark, last: Mark) -> float:
-        """See `Timeline`."""
+        """See `Timeline`; as with events of a GPU, a mark that has not passed is an error."""
+        assert max(first.at_ms, last.at_ms) <= self.now, "both marks have passed"
         return last.at_ms - first.at_ms
 
 

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.cuda.serving.interleaving import Interleaving
+from backends.cuda.serving.scheduler_factory import graph_sizes
 from backends.cuda.serving.turn import MOST_LEAD_MS, Lead, Turn, goes_first
 from backends.cuda.serving.unit_pump import Behind, UnitPump
 from harli_core.types import UnitKind
-from tests.native.software_gpu import SoftwareGpu, Stream, Streams, UnitWork, unit_ms
+from tests.native.software_gpu import Mark, SoftwareGpu, Stream, Streams, UnitWork, unit_ms
 
 LEAD_MS = 2.0
 
@@ -50,6 +51,7 @@ def test_a_turn_ends_in_time_with_less_than_a_unit_to_spare(gpu: SoftwareGpu, wo
     ended_ms = work.ran[-1][1]
     assert ended_ms <= 20.0 < ended_ms + 2.0 + LEAD_MS
     assert turn.marks is not None
+    gpu.now = max(gpu.now, ended_ms)
     assert gpu.between_ms(*turn.marks) == pytest.approx(ended_ms - work.ran[0][0], abs=0.15)  # the first launch
 
 
@@ -185,9 +187,11 @@ def test_a_unit_that_is_slow_to_launch_waits_until_the_host_is_free(
 
 
 def test_units_are_told_until_when_the_host_is_free(gpu: SoftwareGpu, work: UnitWork, pump: UnitPump) -> None:
-    """Until the turn ends; until the emission for units begun ahead and beside decode; without end when nothing decodes."""
+    """Until the decode step behind the turn is to be launched; until the emission for units begun ahead and beside decode;
+    without end when nothing decodes.
+    """
     take_turn(Turn(pump, gpu), gpu, 20.0)
-    assert work.host_free_ms == pytest.approx([20.0] * len(work.ran), abs=0.01)
+    assert work.host_free_ms == pytest.approx([20.0 - LEAD_MS] * len(work.ran), abs=0.01)
     decode = Stream(gpu)
     _, due_ms = decode.run(30.0)
     gpu.now = due_ms - 3.0
@@ -199,6 +203,31 @@ def test_units_are_told_until_when_the_host_is_free(gpu: SoftwareGpu, work: Unit
     gpu.now += 30.0
     assert pump.keep_busy(66)
     assert work.host_free_ms[-1] is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_nothing_is_captured_when_the_emission_is_due(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump, known: bool
+) -> None:
+    """A step that takes longer than the one before it, or is the first of its kind, may be over any time: no host time."""
+    decode = Stream(gpu)
+    begin_ms, _ = decode.run(9.0)
+    end = gpu.mark(decode)
+    decoder: Any = SimpleNamespace(stream=decode, launched_end=end, began_ms=begin_ms, done=lambda: gpu.passed(end))
+    plans: Any = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
+    inter = Interleaving(decoder, work.streams, gpu, plans, SimpleNamespace(pump=pump))  # type: ignore[arg-type]
+    if known:
+        inter._decode_ms[66] = 3.0
+    plan = SimpleNamespace(jobs=(1,), decode_sms=66, hold=SimpleNamespace(max_step_ms=None))
+    held: Any = SimpleNamespace(plan=plan, turn_budget_ms=0.0, elapsed_ms=0.0, finetune_sms=66, steps_left=9)
+    inter.beside(held, lambda _due_ms: True)
+    told = [
+        (begin_ms, free_ms)
+        for (begin_ms, _), free_ms in zip(work.ran, work.host_free_ms, strict=True)
+        if free_ms is not None
+    ]
+    assert len(told) == len(work.ran) >= 4
+    assert all(free_ms <= begin_ms for begin_ms, free_ms in told[2 if known else 0 :])
 
 
 def test_units_on_another_partition_are_timed_from_their_own_beginning(
@@ -225,3 +254,33 @@ def test_the_lead_is_what_launches_took_lately() -> None:
     for _ in range(100):
         lead.add(0.5)
     assert lead.ms < 1.0
+
+
+def test_a_step_that_ran_without_a_graph_has_waited_for_nothing(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump
+) -> None:
+    """It may be over before the unit that a graph would have waited for: nothing is read off that unit then."""
+    decode = Stream(gpu)
+    plans = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
+    decoder: Any = SimpleNamespace(stream=decode, began_ms=0.0)
+    interleaving = Interleaving(decoder, work.streams, gpu, plans, SimpleNamespace(pump=pump))  # type: ignore[arg-type]
+    unit = pump.ready_unit()
+    assert unit is not None
+    pump.launch(unit, pump.total_sms)
+    assert interleaving.behind(132) is not None
+    begin_ms, end_ms = decode.run(0.1)
+    gpu.now = max(gpu.now, end_ms)
+    held: Any = SimpleNamespace(plan=SimpleNamespace(decode_sms=132), turn_budget_ms=0.0)
+    step: Any = SimpleNamespace(begin=Mark(begin_ms), decode_ms=end_ms - begin_ms)
+    assert interleaving.over(held, gpu.now, step) == 0.0
+    assert interleaving.start_gap_ms == []
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 8, 100, 256, 257, 300, 512, 1000])
+def test_every_batch_has_a_graph(max_batch: int) -> None:
+    """The largest graph is of the largest batch, and none is far from the next."""
+    sizes = graph_sizes(max_batch)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_batch
+    assert all(small >= large / 4 for small, large in pairwise(sizes))
+    assert all(large - small <= 64 for small, large in pairwise(sizes))

@@ -57,6 +57,17 @@ def test_keeps_raw_repeats_and_order() -> None:
         ({**COLOCATED, "decode_solo_ms": 0}, "field 'decode_solo_ms': expected a number > 0"),
         ({**PREFILL, "sm": 9}, "measured on SMs that no split"),
         ({"kind": "decode_sequence", "batch": 1, "context": 1, "sm_infer": 4, "sm_ft": 4, "ms": [1]}, "field 'sm_ft'"),
+        (
+            {"kind": "decode_sequence", "batch": 1, "context": 1, "sm_infer": 3, "sm_ft": 0, "ms": [1]},
+            "measured on SMs",
+        ),
+        ({**SOLO, "ms": [1.0, 1e300]}, "field 'ms': expected a list of numbers from 0.0001 to 1e+06"),
+        ({**PREFILL, "ms": [1e-300]}, "field 'ms': expected a list of numbers from 0.0001 to 1e+06"),
+        ({**COLOCATED, "decode_ms": [1e300]}, "field 'decode_ms': expected a list of numbers from 0.0001"),
+        ({**COLOCATED, "unit_pair_ms": 1e300}, "field 'unit_pair_ms': expected a number from 0.0001 to 1e+06"),
+        ({**SOLO, "ms": [10**400]}, "field 'ms': expected a list of finite numbers"),
+        ({**COLOCATED, "decode_solo_ms": 10**400}, "field 'decode_solo_ms': expected a finite number"),
+        ({**PREFILL, "tokens": 10**400}, "field 'tokens': expected a whole number <= 9223372036854775807"),
         (DEVICE, "a second 'device' line"),
         ([1], "expected an object, found [1]"),
     ],
@@ -69,7 +80,7 @@ def test_refusals_name_source_and_line(record: object, message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["\n", "{", "{} {}"])
+@pytest.mark.parametrize("line", ["\n", "{", "{} {}", "[" * 100_000])
 def test_lines_that_are_not_json_are_refused(line: str) -> None:
     """A blank or broken line is not skipped."""
     with pytest.raises(SampleError, match="s, line 2: not a line of JSON"):

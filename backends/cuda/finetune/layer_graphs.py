@@ -31,6 +31,9 @@ Structure = tuple[Any, ...]
 FIRST_CAPTURE_MS = 20.0
 """What a capture is taken to need of the host before one was seen."""
 
+FIRST_TIMING_MS = 100.0
+"""The same for the first capture of a shape on part of the chip, which is made twice and timed."""
+
 FORGETTING = 0.98
 """The longest capture counts so much less with each later one."""
 
@@ -111,7 +114,7 @@ class GraphRunner:
     That first pass also lets libraries set themselves up, which a capture must not see. On a stream with fewer SMs than
     the chip the first capture of a shape is made with and without telling cuBLAS, both are timed (which waits for the
     GPU, once a stream and shape), and the faster way is kept for all graphs of that shape. A unit whose graph is missing
-    runs eagerly too where the host has no time for a capture (`Place.host_ms`).
+    runs eagerly too where the host has no time for a capture, or for that timing (`Place.host_ms`).
     """
 
     def __init__(self, eager: EagerRunner, capture: Capture, max_graphs: int = 2048) -> None:
@@ -125,7 +128,7 @@ class GraphRunner:
         self._targets: dict[tuple[Any, ...], int | None] = {}
         self._structures = [_structure(layer, state) for layer, state in zip(eager.layers, eager.states, strict=True)]
         self._max_graphs = max_graphs
-        self._capture_ms = FIRST_CAPTURE_MS
+        self._capture_ms, self._timing_ms = FIRST_CAPTURE_MS, FIRST_TIMING_MS
         self.counters = Counters()
 
     def forward(self, place: Place, hidden: Any, inputs: AttentionInputs) -> Any:
@@ -134,7 +137,9 @@ class GraphRunner:
         if stage is not None:
             return self._copied(stage.output)
         with self._capture.planned_for(self._known_target("forward", place, hidden, inputs)):
-            return self._eager.forward(place, hidden, inputs)
+            output = self._eager.forward(place, hidden, inputs)
+        # It comes to be reused like any other: were none taken here, there would be one more with each eager unit.
+        return self._copied(output) if self._spare and output.shape == self._spare_shape else output
 
     def backward(self, place: Place, hidden: Any, by_output: Any, inputs: AttentionInputs, *, by_input: bool) -> Any:
         """See `LayerRunner`."""
@@ -177,7 +182,9 @@ class GraphRunner:
         if place.slot is None or family[0] is None:
             return None
         key = (*family, place.slot)
-        late = place.host_ms is not None and key not in self._graphs and self._capture_ms > place.host_ms
+        timed = family not in self._targets and self._capture.sms(place.stream) is not None
+        needs_ms = self._timing_ms if timed else self._capture_ms
+        late = place.host_ms is not None and key not in self._graphs and needs_ms > place.host_ms
         if family not in self._seen or late:
             self._seen.add(family)
             self.counters.eager += 1
@@ -189,8 +196,11 @@ class GraphRunner:
         if key not in self._graphs:
             first, begin_s = family not in self._targets, perf_counter()
             self._graphs[key] = self._captured(kind, place, stage, family)
-            if not first:  # the first one of a shape on a stream is timed, and sets libraries up
-                self._note_capture((perf_counter() - begin_s) * 1e3)
+            took_ms = (perf_counter() - begin_s) * 1e3
+            if timed:
+                self._timing_ms = max(took_ms, FORGETTING * self._timing_ms)
+            elif not first:  # the first one of a shape on a stream sets libraries up
+                self._note_capture(took_ms)
             if len(self._graphs) > self._max_graphs:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)

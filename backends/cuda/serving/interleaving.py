@@ -86,7 +86,8 @@ class Interleaving:
                 if due_ms is not None and self._turn is not None:
                     self._advance_behind(held, self._turn, due_ms)
                 elif finetune_sms:
-                    pump.keep_busy(finetune_sms, due_ms if due_ms is not None and due_ms > now_ms else None)
+                    awaited = due_ms is None or due_ms <= now_ms
+                    pump.keep_busy(finetune_sms, None if awaited else due_ms, awaited=awaited)
             if self._decoder.done():
                 return
             self._running_ms = now_ms
@@ -97,7 +98,7 @@ class Interleaving:
             self._turn.unblock(self._running_ms, now_ms)
             self._advance(self._turn, now_ms + held.turn_budget_ms, self.lead.ms)
         self._decode_ms[held.plan.decode_sms] = step.decode_ms
-        if self._waited is not None:
+        if self._waited is not None and self._timeline.passed(self._waited):  # a step without a graph waits for nothing
             self.start_gap_ms.append(self._timeline.between_ms(self._waited, step.begin))
         marks = self._taken.marks if self._taken is not None else None
         self._taken = None

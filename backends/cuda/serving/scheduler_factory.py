@@ -18,6 +18,9 @@ Each is captured once a partition, so every size costs start-up time and memory;
 has no KV and decode reads the same weights.
 """
 
+GRAPH_STRIDE = 64
+"""From one size to the next beyond those."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
@@ -38,12 +41,18 @@ class ServingSettings:
     seed: int = 0
 
 
+def graph_sizes(max_batch: int, batches: Sequence[int] = GRAPH_BATCHES) -> list[int]:
+    """Sizes of decode graphs, for each batch up to ``max_batch``: a step without one could not wait for a unit."""
+    beyond = range(max(batches) + GRAPH_STRIDE, max_batch + GRAPH_STRIDE, GRAPH_STRIDE)
+    return sorted({min(batch, max_batch) for batch in (*batches, *beyond)})
+
+
 def server_args(settings: ServingSettings, groups: int) -> Any:
     """SGLang's arguments for ``groups`` decode graph sets."""
     from sglang.srt.server_args import ServerArgs
 
     on_gpu = settings.device == "cuda"
-    batches = sorted({min(batch, settings.max_batch) for batch in settings.graph_batches})
+    batches = graph_sizes(settings.max_batch, settings.graph_batches)
     values: dict[str, Any] = {
         "model_path": str(settings.model_path),
         "load_format": settings.load_format,

@@ -89,7 +89,8 @@ class Turn:
                 return False
             if not pump.launched_by(unit, free_ms):
                 return not pump.running
-            if not pump.launch(unit, pump.total_sms, behind, until_ms if free_ms is None else free_ms):
+            # After the emission the host has to launch the decode step in time for the end of the turn.
+            if not pump.launch(unit, pump.total_sms, behind, until_ms - lead_ms if free_ms is None else free_ms):
                 return not pump.running
             self._last = pump.last
             self._first = self._first or self._last

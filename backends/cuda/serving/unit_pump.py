@@ -168,15 +168,18 @@ class UnitPump:
         """How long it should take, going by those before it."""
         return self.predicted_ms(unit, sms) * self._ratio.get((unit.kind, sms), 1.0)
 
-    def keep_busy(self, sms: int, free_ms: float | None = None) -> bool:
+    def keep_busy(self, sms: int, free_ms: float | None = None, *, awaited: bool = False) -> bool:
         """Launch the next unit on ``sms`` SMs if the one in flight is about to end; says whether it did.
 
-        The host must be free again at ``free_ms``: a unit that takes longer to launch is left for later.
+        The host must be free again at ``free_ms``: a unit that takes longer to launch is left for later. ``awaited``: at a
+        time unknown, maybe now, so it has no time for more than a launch.
         """
         if not self.wants_more(BESIDE_LEAD_MS):
             return False
         unit = self.ready_unit()
-        return unit is not None and self.launched_by(unit, free_ms) and self.launch(unit, sms, free_ms=free_ms)
+        if unit is None or not self.launched_by(unit, free_ms):
+            return False
+        return self.launch(unit, sms, free_ms=self._timeline.now_ms() if awaited else free_ms)
 
     def wants_more(self, lead_ms: float) -> bool:
         """Whether what is in flight lasts for less than ``lead_ms``."""
