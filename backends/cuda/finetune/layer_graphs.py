@@ -35,7 +35,7 @@ FIRST_TIMING_MS = 100.0
 """The same for the first capture of a shape on part of the chip, which is made twice and timed."""
 
 FORGETTING = 0.98
-"""The longest capture counts so much less with each later one."""
+"""The longest capture counts so much less with each later one, and with each that there was no time for."""
 
 
 class Capture(Protocol):
@@ -188,6 +188,8 @@ class GraphRunner:
         if family not in self._seen or late:
             self._seen.add(family)
             self.counters.eager += 1
+            if late and not timed:
+                self._capture_ms *= FORGETTING  # one that was held up must not be the last
             return None
         state = self._eager.states[place.layer]
         stage = self._stages.get(family[2:])
