@@ -152,6 +152,15 @@ class StepBook:
         """Steps of each span."""
         return np.frombuffer(self.steps, dtype=np.int32)
 
+    def ends_s(self) -> NDArray[np.float64]:
+        """When each step ended, in seconds of the run."""
+        latency_ms = np.frombuffer(self.latency_ms)
+        counts = self.span_steps().astype(np.int64)
+        starts, total_ms = np.cumsum(counts) - counts, np.cumsum(latency_ms)
+        before_ms = np.repeat(total_ms[starts] - latency_ms[starts], counts)
+        found: NDArray[np.float64] = np.repeat(self.span_column("start_s"), counts) + (total_ms - before_ms) / 1000.0
+        return found
+
     def step_within_span(self) -> NDArray[np.int64]:
         """0, 1, 2, .. within each span, one entry a step."""
         steps = self.span_steps().astype(np.int64)

@@ -110,25 +110,25 @@ class DeviceModel:
         return max(self._prefill.at(tokens), 0.0)
 
     def _shared_ms(self, split: Split, batch: int, kv_tokens: int) -> float:
+        return self._solo[split.decode_sms].curve(batch).at(kv_tokens) * self._slowdown_at(split, batch).at(kv_tokens)
+
+    def _slowdown_at(self, split: Split, batch: int) -> Curve:
+        """Beyond the measured batches that of the nearest one."""
         slowdowns = self._slowdown[split]
-        batches = slowdowns.batches
-        slowdown = slowdowns.curve(min(max(batch, batches[0]), batches[-1]))
-        return self._solo[split.decode_sms].curve(batch).at(kv_tokens) * slowdown.at(kv_tokens)
+        return slowdowns.curve(min(max(batch, slowdowns.batches[0]), slowdowns.batches[-1]))
 
     def _point(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
         curves = self._solo[decode_sms]
         solo_ms, contexts = curves.curve(batch), curves.measured_contexts(batch)
         if beside is None:
             return BatchPoint(batch, self._solo_noise, solo_ms, contexts, colocated=None, unit_slowdown=1.0)
-        slowdowns = self._slowdown[beside]
-        least, largest = slowdowns.batches[0], slowdowns.batches[-1]
-        slowdown = slowdowns.curve(min(max(batch, least), largest))
+        batches = self._slowdown[beside].batches
         return BatchPoint(
             batch,
             self._shared_noise[beside],
-            product(solo_ms, slowdown),
+            product(solo_ms, self._slowdown_at(beside, batch)),
             contexts,
-            least <= batch <= largest,
+            batches[0] <= batch <= batches[-1],
             self._unit_slowdown[beside].at(batch),
         )
 

@@ -35,15 +35,18 @@ from benchmarks.colocation.plan import (
     HEADLINE,
     PLAN,
     POLICIES,
+    RUN_AS,
     SOLO_FACTOR,
+    WARM_UP_S,
     WINDOW_S,
     Group,
     Point,
+    gains_of,
     group_of,
     result_name,
 )
 from benchmarks.colocation.process import instance_of, process_options, results_folder, run_settings
-from benchmarks.colocation.step_tables import brief_of, by_decode_sms, ends_s, worst
+from benchmarks.colocation.step_tables import brief_of, by_decode_sms, worst
 from benchmarks.record import azure_conv
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
@@ -65,7 +68,7 @@ def measured(
 ) -> dict[str, Any]:
     """What happened after the warm-up."""
     latency_ms = np.frombuffer(steps.latency_ms)
-    late = ends_s(steps) > warm_up_s
+    late = steps.ends_s() > warm_up_s
     counts = steps.span_steps()
     batch = steps.spread("batch")[late]
     launch_ms = np.asarray(serving.launch_delay_ms)
@@ -156,9 +159,9 @@ class Cells:
         """Measure one cell."""
         options = self.options
         instance = self.make()
-        tokens_per_s = self.point.load_tokens_per_s * (2.0 if policy == "separate_serving" else 1.0)
+        tokens_per_s = self.point.offered_tokens_per_s(policy)
         seconds = self.seconds(policy)
-        named = {"separate_serving": "inference_only", "separate_finetuning": "separate"}.get(policy, policy)
+        named = RUN_AS.get(policy, policy)
         load = Load(options.trace or azure_conv(), tokens_per_s, seconds, instance.vocab, options.skip_s)
         if policy == "separate_finetuning":
             cell = self.finetune_only(instance)
@@ -243,12 +246,8 @@ def target_ms(group: Group, point: Point) -> float:
 
 
 def gains(cells: dict[str, Any]) -> dict[str, float]:
-    """Finetune throughput of two GPUs that do both over that of one that serves and one that finetunes, minus 1."""
-    alone = cells.get("separate_finetuning", {}).get("finetune", {}).get("tokens_per_s")
-    if not alone:
-        return {}
-    rates = {name: cell.get("finetune", {}).get("tokens_per_s") for name, cell in cells.items()}
-    return {name: 2.0 * rate / alone - 1.0 for name, rate in rates.items() if rate and not name.startswith("separate")}
+    """Of the cells measured so far, see `plan.gains_of`."""
+    return gains_of({name: cell.get("finetune", {}).get("tokens_per_s") for name, cell in cells.items()})
 
 
 def brief(cell: dict[str, Any]) -> dict[str, Any]:
@@ -273,7 +272,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--load", type=int, default=1600, help="offered decode tokens/s per co-located GPU")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin no cell that would end later")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--warm-up-s", type=float, default=25.0)
+    parser.add_argument("--warm-up-s", type=float, default=WARM_UP_S)
     parser.add_argument("--window-s", type=float, default=WINDOW_S)
     parser.add_argument("--finetune-only-s", type=float, default=15.0)
     parser.add_argument("--skip-s", type=float, default=60.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 POLICIES = (
@@ -16,6 +16,10 @@ POLICIES = (
 )
 """``separate`` is measured as its two halves: a GPU that only serves, with twice the load, and one that only finetunes."""
 
+RUN_AS = {"separate_serving": "inference_only", "separate_finetuning": "separate"}
+"""The policies that its halves run under."""
+
+WARM_UP_S = 25.0
 WINDOW_S = 30.0
 SOLO_FACTOR = 1.3
 """The tightest target: so many times the median step of ``inference_only`` at the same load."""
@@ -56,6 +60,10 @@ class Point:
     window_s: float = WINDOW_S
     policies: Sequence[str] = POLICIES
 
+    def offered_tokens_per_s(self, policy: str) -> float:
+        """The GPU that only serves has the load of two."""
+        return self.load_tokens_per_s * (2.0 if policy == "separate_serving" else 1.0)
+
     @property
     def name(self) -> str:
         """As in the names of result files."""
@@ -83,6 +91,14 @@ PLAN: dict[Group, tuple[Point, ...]] = {
     Group(LLAMA, LLAMA, memory_gb=48.0, shared=False): (HEADLINE,),
 }
 """The table: primary pairs, then loads, targets and the tail of the first, then memory."""
+
+
+def gains_of(rates: Mapping[str, float | None]) -> dict[str, float]:
+    """Finetune throughput of two GPUs that do both over that of one that serves and one that finetunes, minus 1."""
+    alone = rates.get("separate_finetuning")
+    if not alone:
+        return {}
+    return {name: 2.0 * rate / alone - 1.0 for name, rate in rates.items() if rate and not name.startswith("separate")}
 
 
 def group_of(name: str) -> Group:

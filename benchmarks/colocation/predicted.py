@@ -23,17 +23,13 @@ import numpy as np  # noqa: E402
 from rich.progress import track  # noqa: E402
 
 from benchmarks.colocation.load import Load  # noqa: E402
-from benchmarks.colocation.plan import PLAN, Group, Point, result_name  # noqa: E402
+from benchmarks.colocation.plan import PLAN, RUN_AS, WARM_UP_S, Group, Point, gains_of, result_name  # noqa: E402
 from benchmarks.colocation.process import process_options, results_folder, run_settings  # noqa: E402
-from benchmarks.colocation.step_tables import ends_s  # noqa: E402
 from benchmarks.record import azure_conv, provenance, write_json  # noqa: E402
 from harli_cli.scenario import Scenario  # noqa: E402
 from harli_core.config import RunConfig  # noqa: E402
 from traces import LoadedTrace  # noqa: E402
 from traces.schema import Repairs, RequestTrace  # noqa: E402
-
-WARM_UP_S = 25.0
-"""As on the GPU."""
 
 Cell = dict[str, Any]
 
@@ -66,9 +62,8 @@ class Simulated:
 
     def cell(self, policy: str) -> Cell:
         """Finetune tokens/s, and the step latency, in the window that was measured on the GPU."""
-        twice = 2.0 if policy == "separate_serving" else 1.0
-        named = {"separate_serving": "inference_only", "separate_finetuning": "separate"}.get(policy, policy)
-        load = Load(self._options.trace or azure_conv(), twice * self._point.load_tokens_per_s, self._end_s, 1000)
+        named = RUN_AS.get(policy, policy)
+        load = Load(self._options.trace or azure_conv(), self._point.offered_tokens_per_s(policy), self._end_s, 1000)
         first_s = float(load.arrival_s[0])
         trace = RequestTrace.of(
             load.arrival_s - first_s, load.prompt_tokens, load.output_tokens, source="Azure conversation"
@@ -85,7 +80,7 @@ class Simulated:
         if policy == "separate_finetuning":
             tokens = sum(state.finetune_tokens for state in outcome.instances)
             return {"finetune_tokens_per_s": tokens / outcome.duration_s}
-        late = ends_s(steps) > WARM_UP_S - first_s
+        late = steps.ends_s() > WARM_UP_S - first_s
         latency_ms = np.frombuffer(steps.latency_ms)[late]
         at_s, progress = steps.span_column("start_s"), steps.span_column("finetune_tokens")
         begin_s, end_s = WARM_UP_S - first_s, min(self._end_s - first_s, float(at_s[-1]))
@@ -109,11 +104,9 @@ def of_gpu(cell: Cell) -> Cell:
     }
 
 
-def gain(cells: dict[str, Cell], policy: str) -> float | None:
-    """Over `separate`, two GPUs against two, as in cells.py."""
-    alone = cells.get("separate_finetuning", {}).get("finetune_tokens_per_s")
-    rate = cells[policy].get("finetune_tokens_per_s")
-    return 2.0 * rate / alone - 1.0 if rate and alone and not policy.startswith("separate") else None
+def gains(cells: dict[str, Cell]) -> dict[str, float]:
+    """Over `separate`, by policy."""
+    return gains_of({policy: cell.get("finetune_tokens_per_s") for policy, cell in cells.items()})
 
 
 def table(points: list[Cell]) -> str:
@@ -171,7 +164,7 @@ def main() -> None:
                     policy: {
                         "h200": gpu[policy],
                         "simulated": cells[policy],
-                        "gain_over_separate": [gain(gpu, policy), gain(cells, policy)],
+                        "gain_over_separate": [gained.get(policy) for gained in (gains(gpu), gains(cells))],
                     }
                     for policy in cells
                 },

@@ -41,19 +41,6 @@ def brief_of(times: Times) -> dict[str, float]:
     return {"count": times.count, "mean_ms": mean_ms, "longest_ms": round(times.longest_ms, 4)}
 
 
-def ends_s(steps: StepBook) -> NDArray[np.float64]:
-    """When each step ended, in seconds of the run."""
-    latency_ms = np.frombuffer(steps.latency_ms)
-    counts = steps.span_steps().astype(np.int64)
-    if not counts.size:
-        return latency_ms
-    starts, total_ms = np.cumsum(counts) - counts, np.cumsum(latency_ms)
-    before_ms = np.repeat(total_ms[starts] - latency_ms[starts], counts)
-    start_s = np.repeat(np.asarray(steps.span_column("start_s"), dtype=np.float64), counts)
-    found: NDArray[np.float64] = start_s + (total_ms - before_ms) / 1e3
-    return found
-
-
 def worst(steps: StepBook, late: NDArray[np.bool_], serving: ServingLoop | None = None) -> list[dict[str, float]]:
     """The longest steps of the window: what each was made of, in ms.
 
@@ -61,7 +48,7 @@ def worst(steps: StepBook, late: NDArray[np.bool_], serving: ServingLoop | None 
     before, ``admission`` in that, ``launch``.
     """
     columns: dict[str, NDArray[Any]] = {
-        "end_s": ends_s(steps),
+        "end_s": steps.ends_s(),
         "latency": np.frombuffer(steps.latency_ms),
         "decode": np.frombuffer(steps.decode_ms),
         "turn": np.frombuffer(steps.turn_ms),

@@ -42,15 +42,10 @@ def read_result(folder: Path) -> ResultColumns:
 
 def columns_of(summary: dict[str, Any], requests: RequestBook, steps: StepBook) -> ResultColumns:
     """The same from the books of a run that just ended, without a file."""
-    latency_ms = np.frombuffer(steps.latency_ms)
-    counts = steps.span_steps().astype(np.int64)
-    starts = np.cumsum(counts) - counts
-    total_ms = np.cumsum(latency_ms)
-    before_ms = np.repeat(total_ms[starts] - latency_ms[starts], counts)
     found: dict[str, Column] = {
-        "step": np.repeat(steps.span_column("first_step"), counts) + steps.step_within_span(),
-        "end_s": np.repeat(steps.span_column("start_s"), counts) + (total_ms - before_ms) / 1000.0,
-        "latency_ms": latency_ms,
+        "step": steps.spread("first_step") + steps.step_within_span(),
+        "end_s": steps.ends_s(),
+        "latency_ms": np.frombuffer(steps.latency_ms),
         "turn_ms": np.frombuffer(steps.turn_ms),
     }
     found |= {name: steps.spread(name) for name in STEP_COLUMNS if name not in found}

@@ -38,6 +38,22 @@ def pump(gpu: SoftwareGpu, work: UnitWork) -> UnitPump:
     return UnitPump(work, work.streams, gpu, unit_ms)  # type: ignore[arg-type]
 
 
+def decoding(gpu: SoftwareGpu, pump: UnitPump, decode_ms: float) -> tuple[Interleaving, Any]:
+    """A decode graph of ``decode_ms`` under way; also the plans, which are told whether a turn has begun."""
+    decode = Stream(gpu)
+    begin_ms, _ = decode.run(decode_ms)
+    end = gpu.mark(decode)
+    decoder: Any = SimpleNamespace(stream=decode, launched_end=end, began_ms=begin_ms, done=lambda: gpu.passed(end))
+    plans: Any = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
+    return Interleaving(decoder, pump._partitions, gpu, plans, SimpleNamespace(pump=pump)), plans  # type: ignore[arg-type]
+
+
+def held_plan(decode_sms: int, finetune_sms: int, turn_ms: float) -> Any:
+    """A plan in force for some steps more."""
+    plan = SimpleNamespace(jobs=(1,), decode_sms=decode_sms, hold=SimpleNamespace(max_step_ms=None))
+    return SimpleNamespace(plan=plan, turn_budget_ms=turn_ms, elapsed_ms=0.0, finetune_sms=finetune_sms, steps_left=9)
+
+
 def take_turn(turn: Turn, gpu: SoftwareGpu, until_ms: float) -> None:
     """As the serving loop does."""
     while not turn.advance(until_ms, LEAD_MS):
@@ -131,7 +147,7 @@ def test_units_behind_a_graph_are_dated_from_its_real_end(gpu: SoftwareGpu, pump
     turn = Turn(pump, gpu)
     turn.advance(40.0, 10.0 + LEAD_MS, Behind(gpu.mark(decode), 10.0), 10.0)
     gpu.now = 10.0 + late_ms
-    turn.unblock(gpu.now - 0.1, gpu.now)
+    pump.unblock(gpu.now - 0.1, gpu.now)
     assert pump.in_flight_ms() == pytest.approx(3.0, abs=0.15)  # forward and backward
 
 
@@ -140,19 +156,10 @@ def test_only_what_a_turn_launched_is_hidden_from_plans(
     gpu: SoftwareGpu, work: UnitWork, pump: UnitPump, sms: int
 ) -> None:
     """A unit beside decode that outlasts it is in flight when the next plan is made; the turn's own units are not."""
-    decode = Stream(gpu)
-    begin_ms, _ = decode.run(4.0)
-    end = gpu.mark(decode)
-    decoder: Any = SimpleNamespace(stream=decode, launched_end=end, began_ms=begin_ms, done=lambda: gpu.passed(end))
-    plans: Any = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
-    inter = Interleaving(decoder, work.streams, gpu, plans, SimpleNamespace(pump=pump))  # type: ignore[arg-type]
+    inter, plans = decoding(gpu, pump, 4.0)
     inter._decode_ms[110] = 4.0
     inter.lead.add(1.0)
-    plan = SimpleNamespace(jobs=(1,), decode_sms=110, hold=SimpleNamespace(max_step_ms=None))
-    held: Any = SimpleNamespace(
-        plan=plan, turn_budget_ms=10.0, elapsed_ms=0.0, finetune_sms=22 if sms == 22 else 0, steps_left=9
-    )
-    inter.beside(held, lambda _due_ms: True)
+    inter.beside(held_plan(110, 22 if sms == 22 else 0, turn_ms=10.0), lambda _due_ms: True)
     assert pump.last is not None
     assert pump.last.sms == sms
     assert plans.turn_begun is (sms == 132)
@@ -210,17 +217,10 @@ def test_nothing_is_captured_when_the_emission_is_due(
     gpu: SoftwareGpu, work: UnitWork, pump: UnitPump, known: bool
 ) -> None:
     """A step that takes longer than the one before it, or is the first of its kind, may be over any time: no host time."""
-    decode = Stream(gpu)
-    begin_ms, _ = decode.run(9.0)
-    end = gpu.mark(decode)
-    decoder: Any = SimpleNamespace(stream=decode, launched_end=end, began_ms=begin_ms, done=lambda: gpu.passed(end))
-    plans: Any = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
-    inter = Interleaving(decoder, work.streams, gpu, plans, SimpleNamespace(pump=pump))  # type: ignore[arg-type]
+    inter, _ = decoding(gpu, pump, 9.0)
     if known:
         inter._decode_ms[66] = 3.0
-    plan = SimpleNamespace(jobs=(1,), decode_sms=66, hold=SimpleNamespace(max_step_ms=None))
-    held: Any = SimpleNamespace(plan=plan, turn_budget_ms=0.0, elapsed_ms=0.0, finetune_sms=66, steps_left=9)
-    inter.beside(held, lambda _due_ms: True)
+    inter.beside(held_plan(66, 66, turn_ms=0.0), lambda _due_ms: True)
     told = [
         (begin_ms, free_ms)
         for (begin_ms, _), free_ms in zip(work.ran, work.host_free_ms, strict=True)

@@ -94,8 +94,8 @@ class Interleaving:
 
     def over(self, held: HeldPlan, now_ms: float, step: Finished) -> float:
         """The step is over: the next turn goes on while the host reads the results. Returns how long its own turn was."""
-        if self._turn is not None:
-            self._turn.unblock(self._running_ms, now_ms)
+        if self._turn is not None and self._job is not None:
+            self._job.pump.unblock(self._running_ms, now_ms)
             self._advance(self._turn, now_ms + held.turn_budget_ms, self.lead.ms)
         self._decode_ms[held.plan.decode_sms] = step.decode_ms
         if self._waited is not None and self._timeline.passed(self._waited):  # a step without a graph waits for nothing

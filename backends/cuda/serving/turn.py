@@ -95,10 +95,6 @@ class Turn:
             self._last = pump.last
             self._first = self._first or self._last
 
-    def unblock(self, running_ms: float, now_ms: float) -> None:
-        """The decode graph is over by ``now_ms``, and was not at ``running_ms``: units behind it began then."""
-        self._pump.unblock(running_ms, now_ms)
-
     @property
     def marks(self) -> tuple[Any, Any] | None:
         """The marks around its units, `None` where none fitted. The last one may still run."""
