@@ -177,6 +177,8 @@ class Cells:
                 cell = measured(instance, serving, steps, book, options.warm_up_s, duration_s, self.qos_ms)
                 instance.settle()
         cell |= {"offered_tokens_per_s": tokens_per_s, "commit": commit(), "command": command()}
+        if options.samples is not None:
+            cell["samples"] = Path(options.samples).name
         self.cells[policy] = cell
         self.save()
         print(json.dumps({policy: brief(cell)}), flush=True)

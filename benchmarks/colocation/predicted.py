@@ -70,7 +70,7 @@ class Simulated:
         )
         apart = {"gpus": 2, "serving_gpus": 1} if named == "separate" else {}
         config = RunConfig(
-            **{**run_settings(self._given, shared=self._shared), "samples": self._options.samples, **apart},
+            **{**run_settings(self._given, shared=self._shared), **apart},
             horizon_s=self._end_s - first_s,
             policy=named,
         )
@@ -141,7 +141,6 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     process_options(parser)
-    parser.add_argument("--samples", default=None, help="samples of 'harli profile' [default: those that ship]")
     parser.add_argument("--trace", type=Path, default=None, help="the trace that was replayed [default: Azure]")
     parser.set_defaults(runtime_gb=24.0)
     return parser.parse_args()

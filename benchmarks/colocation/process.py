@@ -44,6 +44,7 @@ def process_options(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, default=None, help="fewer layers, for a smoke test (figures mean nothing then)")
     add("--finetuned-layers", type=int, default=None, help="another number of them in the finetuned model")
     add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--samples", default=None, help="of 'harli profile', to fit the profile to [default: the profile that ships]")
 
 
 def run_settings(options: argparse.Namespace, *, shared: bool) -> dict[str, Any]:
@@ -57,6 +58,7 @@ def run_settings(options: argparse.Namespace, *, shared: bool) -> dict[str, Any]
         "qos_ms": options.qos_ms,
         "memory_gb": options.memory_gb,
         "runtime_gb": options.runtime_gb,
+        "samples": options.samples,
         "max_batch": options.max_batch,
         "lending": options.lending,
         "share_weights": shared,
