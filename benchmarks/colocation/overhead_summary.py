@@ -15,6 +15,7 @@ def summary(variants: Variants) -> dict[str, Any]:
     return {
         "limits": LIMITS,
         "decode_over_sglang": ratios(variants, "harli", "sglang"),
+        "decode_over_sglang_same_attention": ratios(variants, "harli", "sglang_same_attention"),
         "decode_over_sglang_overlap": ratios(variants, "harli", "sglang_overlap"),
         "one_graph_set_over_sglang": ratios(variants, "one_graph_set", "sglang"),
         "startup_s": {name: of(variants, name, "startup", "total_s") for name in ("harli", "one_graph_set", "sglang")}

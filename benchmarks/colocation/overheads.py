@@ -25,7 +25,7 @@ import traces  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of other packages' folders
 
-from backends.cuda.serving import sglang_version
+from backends.cuda.serving import decode_attention, sglang_version
 from benchmarks.allocator.measuring import commit, machine
 from benchmarks.colocation.overhead_parts import HarliParts, Part, SglangParts
 from benchmarks.colocation.overhead_summary import summary
@@ -37,10 +37,13 @@ from harli_core.config import RunConfig
 VARIANTS: dict[str, tuple[Part, ...]] = {
     "sglang": ("startup", "decode"),
     "sglang_overlap": ("startup", "decode"),
+    "sglang_same_attention": ("decode",),
     "harli": ("startup", "decode", "job", "decisions", "launch"),
     "one_graph_set": ("startup", "decode"),
 }
-"""SGLang's own pool with either of its loops, Harli with all graph sets, and Harli without any set of a split."""
+"""SGLang's own pool with either of its loops, the first one also with decode attention launched as Harli does (on a GPU);
+Harli with all graph sets, and Harli without any set of a split.
+"""
 
 NOT_MEASURED_BY = ("variant", "again", "command")
 """Options that change no figure."""
@@ -100,6 +103,8 @@ def measure(options: argparse.Namespace) -> None:
     scenario = Scenario(RunConfig(**run_settings(options, shared=shared)))
     parts: SglangParts | HarliParts
     if variant.startswith("sglang"):
+        if variant == "sglang_same_attention":
+            decode_attention.register(decode_attention.capability_here())
         parts = SglangParts(scenario, options, overlap=variant == "sglang_overlap")
     else:
         parts = HarliParts(scenario, options, shared=shared, partitioned=variant == "harli")

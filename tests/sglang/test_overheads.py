@@ -49,11 +49,13 @@ def test_every_variant_is_measured_once_and_only_missing_parts_again(tmp_path: P
     variants = found["variants"]
     assert variants["sglang"]["startup"]["loop"] == "event_loop_normal"
     assert variants["sglang_overlap"]["startup"]["loop"] == "event_loop_overlap"
+    assert set(variants["sglang_same_attention"]) == {"decode"}
     for parts in variants.values():
         steps = {batch: figures["step_ms"]["count"] for batch, figures in parts["decode"]["batches"].items()}
         assert list(steps) == [str(batch) for batch in BATCHES]
         assert all(ROUNDS * (OUTPUT_TOKENS - SKIPPED - 4) <= count < ROUNDS * OUTPUT_TOKENS for count in steps.values())
         assert all(part["command"][0] == "overheads.py" for part in parts.values())
+    for parts in (parts for parts in variants.values() if "startup" in parts):
         assert set(parts["startup"]["stages_s"]) == {"weights", "KV pool", "attention backends", "graphs"}
     harli = variants["harli"]
     assert harli["startup"]["graph_sets"] > variants["one_graph_set"]["startup"]["graph_sets"] == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from backends.cuda.memory import extension
-from backends.cuda.serving import sglang_version
+from backends.cuda.serving import decode_attention, sglang_version
 from backends.cuda.serving.kv_pool import KvSettings, pool_class
 from backends.cuda.serving.slot_allocator import allocator_class
 from harli_core.errors import ConfigError
@@ -35,7 +35,7 @@ def load() -> None:
 
 
 def register(settings: KvSettings) -> None:
-    """Replace SGLang's pool and allocator by ours, to be called before its scheduler is made."""
+    """Replace SGLang's pool and allocator by ours, and how decode attention is launched; before its scheduler is made."""
     extension.require()
     sglang_version.require()
     from sglang.srt.mem_cache import kv_cache_configurator  # noqa: F401  (holds the names that are replaced)
@@ -55,3 +55,4 @@ def register(settings: KvSettings) -> None:
         HookRegistry._patched.discard(target)
         HookRegistry.register(target, replacement, HookType.REPLACE)
     HookRegistry.apply_hooks()
+    decode_attention.register(decode_attention.capability_here())
