@@ -97,7 +97,7 @@ def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str
     from backends.cuda.serving.job_source import JobSettings  # noqa: PLC0415
     from backends.cuda.serving.model_folder import dummy_folder, shipped_config  # noqa: PLC0415
     from backends.cuda.serving.profiler import QUICK, Profiler  # noqa: PLC0415
-    from backends.cuda.serving.scheduler_factory import ServingSettings  # noqa: PLC0415
+    from backends.cuda.serving.scheduler_factory import GRAPH_BATCHES, ServingSettings  # noqa: PLC0415
     from harli_cli.package_data import shipped_profile  # noqa: PLC0415
     from harli_core.memory.geometry import GridGeometry  # noqa: PLC0415
     from harli_core.predict.predictor import StepPredictor  # noqa: PLC0415
@@ -125,7 +125,10 @@ def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str
         gpu = torch.cuda.get_device_name()
         driver = int(str(torch.version.cuda).split(".")[0]) * 1000
         layers = shipped_config(model)["num_hidden_layers"]
-        device = {"gpu": gpu, "driver": driver, "torch": torch.__version__, "model": model, "layers": layers}
+        device = {
+            "gpu": gpu, "driver": driver, "torch": torch.__version__, "model": model, "layers": layers,
+            "graph_batches": list(GRAPH_BATCHES),
+        }  # fmt: skip
         left_s = BUDGET_S - (time.perf_counter() - begin_s)
         profiler = Profiler(InstanceBench(instance), replace(QUICK, budget_s=left_s))
         found = []

@@ -15,6 +15,7 @@ from backends.sim.curve import BatchCurves, Curve, product
 from backends.sim.noise import RecordedNoise
 from harli_core.errors import SampleError
 from harli_core.predict.samples import Device, Samples
+from harli_core.predict.solo import launched_batch
 from harli_core.types import Capabilities, Split, UnitKind
 from harli_core.working_set import LOSS_CHUNK_TOKENS
 
@@ -54,6 +55,7 @@ class DeviceModel:
         self.capabilities = Capabilities(device.gpu, device.total_sms, device.splits)
         self.extrapolated: dict[str, int] = defaultdict(int)
         self.evaluated: dict[str, int] = defaultdict(int)
+        self._graph_batches = device.graph_batches
         self._unit_tokens = unit_tokens
         self._source = samples.sources[0].name
         self._solo = _solo_curves(samples)
@@ -118,15 +120,15 @@ class DeviceModel:
         return slowdowns.curve(min(max(batch, slowdowns.batches[0]), slowdowns.batches[-1]))
 
     def _point(self, decode_sms: int, beside: Split | None, batch: int) -> BatchPoint:
-        curves = self._solo[decode_sms]
-        solo_ms, contexts = curves.curve(batch), curves.measured_contexts(batch)
+        launched, curves = launched_batch(batch, self._graph_batches), self._solo[decode_sms]
+        solo_ms, contexts = curves.curve(launched), curves.measured_contexts(launched)
         if beside is None:
             return BatchPoint(batch, self._solo_noise, solo_ms, contexts, colocated=None, unit_slowdown=1.0)
         batches = self._slowdown[beside].batches
         return BatchPoint(
             batch,
             self._shared_noise[beside],
-            product(solo_ms, self._slowdown_at(beside, batch)),
+            product(solo_ms, self._slowdown_at(beside, launched)),
             contexts,
             batches[0] <= batch <= batches[-1],
             self._unit_slowdown[beside].at(batch),

@@ -86,6 +86,7 @@ def fit_profile(samples: Samples, finetune_model: str) -> Profile:
         tail=residual_tail(samples.sequences, device.total_sms, solo_model, colocated_model),
         errors=(*solo_stages, *colocated_stages, end_to_end, *unit_stages),
         provenance=Provenance(device.driver, device.torch, samples.sources),
+        graph_batches=device.graph_batches,
     )
 
 

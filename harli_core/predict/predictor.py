@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from harli_core.errors import ConfigError
 from harli_core.predict.profile import Profile
+from harli_core.predict.solo import launched_batch
 from harli_core.types import UnitKind
 
 
@@ -91,8 +92,9 @@ class StepPredictor:
         if batch < 1:
             raise ConfigError(f"cannot predict a step of {batch} requests: need at least 1")
         profile = self.profile
-        solo = tuple(profile.solo.line(split.decode_sms, batch) for split in profile.splits)
+        launched = launched_batch(batch, profile.graph_batches)
+        solo = tuple(profile.solo.line(split.decode_sms, launched) for split in profile.splits)
         colocated = tuple((a * factor, k * factor) for (a, k), factor in zip(solo, self._slowdowns, strict=True))
-        lines = BatchLines(solo, colocated, profile.solo.line(profile.total_sms, batch))
+        lines = BatchLines(solo, colocated, profile.solo.line(profile.total_sms, launched))
         self._lines[batch] = lines
         return lines

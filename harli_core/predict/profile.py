@@ -12,7 +12,7 @@ from harli_core.predict.colocated import COLOCATED_FORMS, ColocatedForm, Colocat
 from harli_core.predict.finetune import UNIT_FORMS, FinetuneModel, UnitForm, UnitModel
 from harli_core.predict.record import Record
 from harli_core.predict.regression import ErrorSummary
-from harli_core.predict.samples import UNIT_KINDS, SampleSource
+from harli_core.predict.samples import UNIT_KINDS, SampleSource, sizes_of_graphs
 from harli_core.predict.solo import SOLO_BASES, SoloBasis, SoloModel
 from harli_core.predict.tail import Tail
 from harli_core.types import Capabilities, Split, UnitKind
@@ -46,7 +46,10 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One fitted profile; ``splits`` is sorted by decode SMs and orders every per-split tuple."""
+    """One fitted profile; ``splits`` is sorted by decode SMs and orders every per-split tuple.
+
+    ``graph_batches``: see `samples.Device`; predictions are of the graph that a batch runs.
+    """
 
     gpu: str
     total_sms: int
@@ -60,6 +63,7 @@ class Profile:
     errors: tuple[StageError, ...]
     provenance: Provenance
     schema_version: int = SCHEMA_VERSION
+    graph_batches: tuple[int, ...] = ()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -72,7 +76,10 @@ class Profile:
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists, texts and numbers; `from_dict` gives an equal profile back, also after JSON."""
-        return cast("dict[str, object]", _plain(dataclasses.asdict(self)))
+        fields = dataclasses.asdict(self)
+        if not self.graph_batches:
+            del fields["graph_batches"]
+        return cast("dict[str, object]", _plain(fields))
 
     @staticmethod
     def from_dict(value: Mapping[str, object], source: str = "profile") -> Profile:
@@ -94,6 +101,7 @@ class Profile:
             errors=tuple(_stage_error(item) for item in record.records("errors")),
             provenance=_provenance(record.record("provenance")),
             schema_version=version,
+            graph_batches=sizes_of_graphs(record),
         )
         record.close()
         _check(profile, source)

@@ -36,6 +36,10 @@ class Record:
         """The error for a field that is not what it should be."""
         return SampleError(f"{self.where}: field {key!r}: expected {expected}, found {_shown(self._fields.get(key))}")
 
+    def has(self, key: str) -> bool:
+        """Whether a field that may be left out is there."""
+        return key in self._fields
+
     def text(self, key: str) -> str:
         """A text that is not empty."""
         value = self._take(key)

@@ -25,7 +25,11 @@ LEAST_MS, MOST_MS = 1e-4, 1e6
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The machine, the served model and the splits that were measured (sorted by ``decode_sms``)."""
+    """The machine, the served model and the splits that were measured (sorted by ``decode_sms``).
+
+    ``graph_batches``: the batch sizes, sorted, that decode graphs are captured for; a batch in between is padded to the next
+    one. Empty: every batch runs as it is.
+    """
 
     gpu: str
     total_sms: int
@@ -34,6 +38,7 @@ class Device:
     model: str
     layers: int
     splits: tuple[Split, ...]
+    graph_batches: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +254,16 @@ def _device(record: Record) -> Device:
         model=record.text("model"),
         layers=record.integer("layers"),
         splits=tuple(Split(decode_sms, finetune_sms) for decode_sms, finetune_sms in pairs),
+        graph_batches=sizes_of_graphs(record),
     )
+
+
+def sizes_of_graphs(record: Record) -> tuple[int, ...]:
+    """The field ``graph_batches``, which may be left out."""
+    sizes = record.integers("graph_batches") if record.has("graph_batches") else ()
+    if list(sizes) != sorted(set(sizes)):
+        raise record.wrong("graph_batches", "batch sizes, each once, sorted")
+    return sizes
 
 
 def _decode_solo(record: Record) -> DecodeSolo:

@@ -11,6 +11,7 @@ both bases are one line in the KV tokens, which is what the predictor evaluates.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +21,12 @@ from harli_core.predict.regression import ErrorSummary, LeastSquares, left_out_f
 
 SoloBasis = Literal["paper", "stepped"]
 SOLO_BASES: tuple[SoloBasis, ...] = ("paper", "stepped")
+
+
+def launched_batch(batch: int, graph_batches: Sequence[int]) -> int:
+    """The size of the decode graph that ``batch`` requests run: the next of ``graph_batches``, if there is one."""
+    place = bisect_left(graph_batches, batch)
+    return graph_batches[place] if place < len(graph_batches) else batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,15 @@ def test_prediction_equals_the_formulas(batch: int, kv_tokens: int) -> None:
         assert beside_ms == pytest.approx(slowdown * alone_ms, rel=1e-9)
 
 
+def test_a_batch_takes_what_the_graph_takes_that_it_runs() -> None:
+    """Batches are padded to the next size that a decode graph is captured for; those beyond all sizes run as they are."""
+    padded = Profile.from_dict(json.loads(json.dumps({**PROFILE.to_dict(), "graph_batches": [8, 64]})), "padded")
+    assert padded.graph_batches == (8, 64)
+    predictor = StepPredictor(padded)
+    for batch, launched in ((1, 8), (8, 8), (9, 64), (64, 64), (65, 65)):
+        assert predictor.predict(batch, 5000) == PREDICTOR.predict(launched, 5000)
+
+
 def test_units_equal_their_models() -> None:
     """Alone as the unit model says; beside decode times the split's factor; asked twice, the same."""
     for index, split in enumerate(PROFILE.splits):

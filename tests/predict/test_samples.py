@@ -36,6 +36,17 @@ def test_keeps_raw_repeats_and_order() -> None:
     assert samples.colocated[0].split == Split(4, 4)
     assert samples.prefill[0].ms == (1.0,)
     assert samples.sources[0].lines == 4
+    assert samples.device.graph_batches == ()
+
+
+def test_sizes_of_decode_graphs_may_be_named() -> None:
+    """Sorted, each once; else the device line is refused."""
+    device = parse_samples(lines({**DEVICE, "graph_batches": [1, 8, 64]}), "s.jsonl").device
+    assert device is not None
+    assert device.graph_batches == (1, 8, 64)
+    for wrong in ([8, 1], [8, 8], [0, 8], "8"):
+        with pytest.raises(SampleError, match=r"s\.jsonl, line 1: field 'graph_batches'"):
+            parse_samples(lines({**DEVICE, "graph_batches": wrong}), "s.jsonl")
 
 
 @pytest.mark.parametrize(

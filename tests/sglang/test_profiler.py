@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from backends.cuda.serving.bench import InstanceBench
-from backends.cuda.serving.profiler import Extent, Profiler
+from backends.cuda.serving.profiler import QUICK, Extent, Profiler
+from backends.cuda.serving.scheduler_factory import GRAPH_BATCHES
 from harli_core.predict.fit import fit_profile
 from harli_core.predict.next_point import OperatingPoint
 from harli_core.predict.samples import parse_samples
@@ -24,6 +25,12 @@ EXTENT = Extent(
     sequence_steps=260,
 )  # fmt: skip
 DEVICE = {"gpu": "a CPU", "driver": 13000, "torch": "2.13", "model": "llama3-8b", "layers": 4}
+
+
+def test_batches_that_are_profiled_are_those_of_decode_graphs() -> None:
+    """Others are padded, so that there is nothing to measure in between."""
+    assert tuple(QUICK.batches) == GRAPH_BATCHES
+    assert {corner.batch for corner in QUICK.corners} <= set(GRAPH_BATCHES)
 
 
 def test_lines_parse_and_fit(instance: Any, model: tuple[Path, dict[str, Any]]) -> None:

@@ -41,6 +41,17 @@ def test_solo_steps_take_what_was_measured(device: DeviceModel, samples: Samples
         assert decode_ms(device, batch, batch * context, sms) * level == pytest.approx(median(measured_ms), rel=1e-9)
 
 
+def test_a_batch_takes_what_the_graph_takes_that_it_runs(device: DeviceModel, samples: Samples) -> None:
+    """With decode graphs of 8 and 64 requests, 9 requests take as long as 64 with as many KV tokens, alone and beside."""
+    assert samples.device is not None
+    padded = _device(dataclasses.replace(samples, device=dataclasses.replace(samples.device, graph_batches=(8, 64))))
+    split = device.capabilities.splits[2]
+    for batch, launched in ((3, 8), (9, 64), (64, 64), (80, 80)):
+        for beside in (None, split):
+            found_ms = decode_ms(padded, batch, 70_000, split.decode_sms, beside)
+            assert found_ms == decode_ms(device, launched, 70_000, split.decode_sms, beside)
+
+
 def test_shared_steps_are_slower_by_what_was_measured(device: DeviceModel, samples: Samples) -> None:
     """Between two measured points of one split, the ratio is that of solo time times slowdown."""
     checked = 0

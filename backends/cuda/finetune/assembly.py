@@ -11,6 +11,7 @@ from backends.cuda.finetune.cuda_capture import CudaCapture
 from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.feed import BatchFeed
 from backends.cuda.finetune.frozen_layer import FrozenLayout, bind_frozen, host_master, take_tensors
+from backends.cuda.finetune.fused_layer import fuse, triton_kernels
 from backends.cuda.finetune.layer_graphs import Capture, GraphRunner
 from backends.cuda.finetune.layer_runner import EagerRunner, LayerRunner
 from backends.cuda.finetune.layer_weights import HeldWeights, LayerWeights, SlotMemory, WindowedWeights
@@ -46,6 +47,7 @@ def build_engine(
     slot_memory: SlotMemory | None = None,
     settings: UnitSettings | None = None,
     graphs: bool = True,
+    fused: bool = True,
     capture: Capture | None = None,
     checkpoints: CheckpointWriter | None = None,
     on_step: Callable[[StepReport], None] | None = None,
@@ -54,7 +56,8 @@ def build_engine(
 
     On the CPU all layers stay where they are unless ``window_layers`` says otherwise; on a GPU that means all layers in
     slots, with their masters on the host. ``slot_memory`` is where the slots come from (`None`: torch). ``graphs``
-    captures the layers' units on a GPU; ``capture`` is another way to do that. The model belongs to the engine afterwards.
+    captures the layers' units on a GPU, ``capture`` is another way to do that; ``fused`` has our kernels between a layer's
+    products on a GPU that Triton is installed for. The model belongs to the engine afterwards.
     """
     import torch
 
@@ -74,6 +77,8 @@ def build_engine(
         _move_around(model, device)
     model.rotary = type(model.rotary)(model.config).to(device)
     states = LoraStates(model, device, dtype, recipe)
+    if fused and device.type == "cuda" and (kernels := triton_kernels()) is not None:
+        fuse(model, kernels)
     eager = EagerRunner(model.layers, states.layers, device)
     if capture is None and graphs and device.type == "cuda":
         capture = CudaCapture(device)
