@@ -81,7 +81,7 @@ class Profiler:
         """At the point that was chosen last, before it was measured."""
 
     def lines(self, device: Line, finetune_model: str) -> Iterator[Line]:
-        """All samples, each as soon as it is measured, ``device`` first: gpu, driver, torch, model, layers, graph_batches."""
+        """All samples, each once it is measured, ``device`` first: gpu, driver, torch, model, layers, graph_batches."""
         bench, begin_s = self._bench, self._clock_s()
         splits = [[split.decode_sms, split.finetune_sms] for split in bench.splits]
         yield {"kind": "device", **device, "sms": bench.total_sms, "splits": splits}
