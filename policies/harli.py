@@ -54,8 +54,9 @@ class Harli:
         """A split for a while in which requests may join and leave, or for just this batch if none fits."""
         steps, guard = self._hold_steps, self._monitor.guard
         if view.jobs and not guard.paused:
-            for roomy in (RoomyHold.of, RoomyHold.exact):
-                room = roomy(view, steps, self._context.qos_ms)
+            graph_batches, qos_ms = self._context.predictor.profile.graph_batches, self._context.qos_ms
+            roomy = RoomyHold.of(view, steps, qos_ms, graph_batches)
+            for room in (roomy, RoomyHold.exact(view, steps, qos_ms)):
                 choice = self._choose(self._context.predictor.predict(room.batch, room.kv_tokens).colocated_ms)
                 if choice is not None:
                     return room.hold, choice

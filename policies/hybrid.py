@@ -6,7 +6,7 @@ from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
 from harli_core.qos.pacing import Pace, pace, spent_ms
-from harli_core.qos.roomy_hold import RoomyHold
+from harli_core.qos.roomy_hold import SNUG, RoomyHold
 from harli_core.qos.rows import rows_for
 from harli_core.types import Hold, StepPlan, StepResult, StepView
 
@@ -69,21 +69,37 @@ class Hybrid:
         self._monitor.observe(result)
 
     def _held_pace(self, view: StepView) -> tuple[Hold, Pace | None]:
-        """The best pace for a while in which requests may join and leave, or for just this batch if there is none.
+        """The best pace, and how long it holds.
 
         Time that is gone before a step is gone for that step only, so then the pace is for one step.
         """
-        steps, guard, qos_ms = self._hold_steps, self._monitor.guard, self._context.qos_ms
+        guard = self._monitor.guard
         if view.jobs and not view.waiting and not guard.paused:
-            for roomy in (RoomyHold.of, RoomyHold.exact):
-                room = roomy(view, steps, qos_ms)
+            room, best = self._roomy_pace(view)
+            if best is not None and self._spent_ms(view, self._partitions(best.choice)[0]):
+                room = RoomyHold.exact(view, 1, self._context.qos_ms)
                 best = self._best(view, room)
-                if best is not None and self._spent_ms(view, self._partitions(best.choice)[0]):
-                    room = RoomyHold.exact(view, 1, qos_ms)
-                    best = self._best(view, room)
-                if best is not None:
-                    return room.hold, best
-        return Hold(min(steps, guard.paused_steps or steps), None), None
+            if best is not None:
+                return room.hold, best
+        return Hold(min(self._hold_steps, guard.paused_steps or self._hold_steps), None), None
+
+    def _roomy_pace(self, view: StepView) -> tuple[RoomyHold, Pace | None]:
+        """The best pace for a while in which requests may join and leave.
+
+        Room costs finetuning, as the turn must be short enough for the largest batch: less of it has to be better by the
+        hysteresis. A pace for just this batch is for one that nothing else fits.
+        """
+        steps, qos_ms = self._hold_steps, self._context.qos_ms
+        graph_batches = self._context.predictor.profile.graph_batches
+        room = RoomyHold.of(view, steps, qos_ms, graph_batches)
+        snug = RoomyHold.of(view, steps, qos_ms, graph_batches, SNUG)
+        best, closer = self._best(view, room), self._best(view, snug)
+        if closer is not None and (best is None or closer.work_rate * (1.0 - self._hysteresis) > best.work_rate):
+            room, best = snug, closer
+        if best is None:
+            room = RoomyHold.exact(view, steps, qos_ms)
+            best = self._best(view, room)
+        return room, best
 
     def _partitions(self, choice: int) -> tuple[int, int]:
         """Decode's and finetuning's SMs under a choice."""

@@ -8,7 +8,9 @@ Alone, one regression a unit kind, in one of four forms:
 ``fixed``         c + p/sms                                  (the optimizer, which sees no tokens)
 
 Head and loss were measured at 1,024 tokens only: the loss is computed in chunks of that size, so its forms are
-proportional to the tokens. Beside decode a unit takes a factor longer that depends on the split alone.
+proportional to the tokens. Beside decode a unit takes a factor longer that depends on the split alone: it is fitted to
+what was measured beside decode over what the model says of it alone, so that an error of the model on one SM count is
+not carried to the choice between splits.
 """
 
 from __future__ import annotations
@@ -46,9 +48,14 @@ class UnitModel:
         return dot(self.coefficients, _row(tokens, sms, self.form))
 
 
+def pair_ms(units: Sequence[UnitModel], tokens: int, sms: int) -> float:
+    """Predicted duration of one forward and one backward unit, alone."""
+    return sum(unit.predict_ms(tokens, sms) for unit in units if unit.kind in ("forward", "backward"))
+
+
 @dataclass(frozen=True, slots=True)
 class FinetuneModel:
-    """The four unit kinds, and ``beside``: how much longer a unit takes beside decode, one factor a split."""
+    """The four unit kinds, and ``beside``: how much longer than that a unit takes beside decode, one factor a split."""
 
     units: tuple[UnitModel, ...]
     beside: tuple[float, ...]

@@ -242,19 +242,17 @@ def _fit_finetune(
         unit, stages = _fit_unit(samples, kind, model, solve)
         units.append(unit)
         errors.extend(stages)
-    beside = _beside_factors(beside_decode)
+    factors = [s.unit_pair_ms / finetune.pair_ms(units, s.finetune_tokens, s.split.finetune_sms) for s in beside_decode]
+    splits = [s.split for s in beside_decode]
+    beside = _medians(splits, factors)
     predicted: list[float] = []
     measured: list[float] = []
-    for rest, out in left_out_folds(beside_decode, lambda s: s.batch):
-        known = _beside_factors(rest)
-        for sample in out:
-            if sample.split in known:
-                predicted.append(known[sample.split])
-                measured.append(sample.unit_pair_ms / sample.unit_pair_solo_ms)
-    in_sample = summarise(
-        [beside[s.split] for s in beside_decode], [s.unit_pair_ms / s.unit_pair_solo_ms for s in beside_decode]
-    )
-    left_out = summarise(predicted, measured)
+    for rest, out in left_out_folds(range(len(factors)), lambda index: beside_decode[index].batch):
+        known = _medians([splits[index] for index in rest], [factors[index] for index in rest])
+        for index in (index for index in out if splits[index] in known):
+            predicted.append(known[splits[index]])
+            measured.append(factors[index])
+    in_sample, left_out = summarise([beside[split] for split in splits], factors), summarise(predicted, measured)
     errors.append(StageError("unit beside decode", "factor by split", True, "batch", in_sample, left_out))
     return finetune.FinetuneModel(tuple(units), tuple(beside[split] for split in device.splits)), tuple(errors)
 
@@ -282,9 +280,9 @@ def _fit_unit(
     return _choose(errors, models)
 
 
-def _beside_factors(beside_decode: Sequence[Colocated]) -> dict[Split, float]:
-    """Median of unit time beside decode over unit time alone, for each split."""
-    ratios: dict[Split, list[float]] = {}
-    for sample in beside_decode:
-        ratios.setdefault(sample.split, []).append(sample.unit_pair_ms / sample.unit_pair_solo_ms)
-    return {split: median(found) for split, found in ratios.items()}
+def _medians(splits: Sequence[Split], values: Sequence[float]) -> dict[Split, float]:
+    """Median of the values of each split."""
+    found: dict[Split, list[float]] = {}
+    for split, value in zip(splits, values, strict=True):
+        found.setdefault(split, []).append(value)
+    return {split: median(of_split) for split, of_split in found.items()}

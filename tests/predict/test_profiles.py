@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import cast
 
 import pytest
@@ -143,6 +144,20 @@ def test_units_are_slower_on_fewer_sms_and_beside_decode(model: str, finetune_mo
         assert predictor.unit_ms(kind, 512, 64) < predictor.unit_ms(kind, 1024, 64)
         for index, split in enumerate(profile.splits):
             assert predictor.unit_beside_ms(kind, 1024, index) > predictor.unit_ms(kind, 1024, split.finetune_sms)
+
+
+@pytest.mark.parametrize(("model", "finetune_model"), PAIRS)
+def test_units_beside_decode_are_right_on_every_split(model: str, finetune_model: str) -> None:
+    """The factor makes up for what the model of units alone misses on a split's SMs: none looks better than it was."""
+    predictor = StepPredictor(shipped(model, finetune_model))
+    for index, split in enumerate(predictor.profile.splits):
+        ratios = [
+            sample.unit_pair_ms
+            / sum(predictor.unit_beside_ms(kind, sample.finetune_tokens, index) for kind in ("forward", "backward"))
+            for sample in samples_of(model).colocated
+            if sample.split == split and sample.finetune_model == finetune_model
+        ]
+        assert median(ratios) == pytest.approx(1.0, rel=1e-9)
 
 
 def test_tail_is_sorted_and_starts_from_the_sustained_level() -> None:

@@ -121,6 +121,17 @@ def test_alone_is_decode_on_the_whole_chip(device: DeviceModel) -> None:
         assert device.alone_ms(0, step, 12, 9000) == decode_ms(device, 12, 9000, 132, step=step)
 
 
+def test_turns_are_as_noisy_as_the_units_that_they_are_made_of(samples: Samples) -> None:
+    """A tiny optimizer kernel that once took twice as long says nothing of a turn of forward and backward units."""
+    noisy = tuple(
+        dataclasses.replace(unit, ms=(*unit.ms, 2.0 * unit.ms[0])) if unit.unit == "optimizer" else unit
+        for unit in samples.finetune_units
+    )
+    quiet = _device(samples).turn_noise(0, 0, 500)
+    assert max(quiet) < 1.1
+    assert _device(dataclasses.replace(samples, finetune_units=noisy)).turn_noise(0, 0, 500) == quiet
+
+
 def test_noise_is_of_instance_and_seed(samples: Samples) -> None:
     """Two instances, or two seeds, do not see the same residuals; the same ones do."""
     first, second, other = (DeviceModel(samples, "llama3-8b", 1024, seed).at(132, None, 8) for seed in (0, 0, 1))
