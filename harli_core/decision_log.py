@@ -78,9 +78,16 @@ def _fields(value: Any) -> Any:
     return value
 
 
+def _result_fields(result: StepResult) -> list[Any]:
+    """Without ``unit_ratio`` where there is none, as logs were before there was one."""
+    fields: list[Any] = _fields(result)
+    return fields[:-1] if result.unit_ratio is None else fields
+
+
 def encode_record(record: DecisionRecord) -> str:
     """One line, without its newline: ``[view, plan, results]``, each as its fields in the order of `harli_core.types`."""
-    return json.dumps([_fields(record.view), _fields(record.plan), _fields(record.results)], separators=(",", ":"))
+    results = [_result_fields(result) for result in record.results]
+    return json.dumps([_fields(record.view), _fields(record.plan), results], separators=(",", ":"))
 
 
 def decode_record(line: str, source: str, number: int) -> DecisionRecord:
@@ -115,9 +122,10 @@ def _result(
     decode_ms: list[float],
     turn_ms: list[float],
     idle_s: float,
+    unit_ratio: float | None = None,
 ) -> StepResult:
     columns = (tuple(latency_ms), tuple(decode_ms), tuple(turn_ms))
-    return StepResult(instance, first_step, batch, kv_tokens, *columns, idle_s)
+    return StepResult(instance, first_step, batch, kv_tokens, *columns, idle_s, unit_ratio)
 
 
 def decode_records(lines: Iterable[str], source: str) -> Iterator[DecisionRecord]:

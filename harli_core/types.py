@@ -154,6 +154,8 @@ class StepResult:
     ``latency_ms`` runs from one token emission to the next, ``decode_ms`` is the decode graph alone (on its partition,
     beside whatever ran there), ``turn_ms`` what finetuning used of its turn. Their difference is waiting and switching.
     ``idle_s`` is the time without any request that passed instead of steps (then the tuples are empty).
+    ``unit_ratio``: forward and backward units that ended beside decode took so many times as long as the profile says of
+    them there; `None` where none did, or nobody measures that (in simulation units are those of the samples).
     """
 
     instance: int
@@ -164,3 +166,4 @@ class StepResult:
     decode_ms: tuple[float, ...]
     turn_ms: tuple[float, ...]
     idle_s: float = 0.0
+    unit_ratio: float | None = None

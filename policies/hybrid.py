@@ -123,7 +123,8 @@ class Hybrid:
             if choice == WHOLE_CHIP:
                 (fixed_ms, token_ms), beside_rate = lines.whole_chip, 0.0
             else:
-                (fixed_ms, token_ms), beside_rate = lines.colocated[choice], beside_rates[choice]
+                beside_rate = beside_rates[choice] / self._monitor.unit_level(choice)
+                fixed_ms, token_ms = lines.colocated[choice]
             decode_ms = fixed_ms + token_ms * room.kv_tokens
             if in_flight:
                 budget_ms = self._target_ms - self._spent_ms(view, self._partitions(choice)[0])

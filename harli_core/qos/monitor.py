@@ -12,12 +12,18 @@ from harli_core.types import StepResult
 WHOLE_CHIP = -1
 """The choice "decode on all SMs, nothing beside it"; other choices are indices into ``capabilities.splits``."""
 
+LEARNING = 0.1
+"""Weight of the latest units in how long they are taken to be on a split."""
+
+ODDEST = 2.0
+"""A ratio beyond this, or its inverse, is taken for this."""
+
 ROUNDING_MS = 1e-9
 """Differences of clock times below this are none."""
 
 
 class LatencyMonitor:
-    """Corrected decode latencies, one residual ring a choice, and the guard."""
+    """Corrected decode latencies, one residual ring a choice, units beside decode, and the guard."""
 
     def __init__(self, context: PolicyContext, quantile: float, window_steps: int = 256) -> None:
         """``quantile`` is that of the bound; the rings begin with the profile's own residuals."""
@@ -28,6 +34,7 @@ class LatencyMonitor:
             ResidualRing(profile.tail.colocated, quantile, window_steps) for _ in context.capabilities.splits
         ]
         self._alone = ResidualRing(profile.tail.solo, quantile, window_steps)
+        self._unit_levels = [1.0] * len(context.capabilities.splits)
         self._choice = WHOLE_CHIP
         self._finetuning = False
         self._turn_ms = self._spent_ms = 0.0
@@ -35,6 +42,10 @@ class LatencyMonitor:
     def ring(self, choice: int) -> ResidualRing:
         """The residuals of a choice."""
         return self._alone if choice == WHOLE_CHIP else self._shared[choice]
+
+    def unit_level(self, choice: int) -> float:
+        """How many times as long as predicted units take beside decode on a split; 1 before any was measured."""
+        return self._unit_levels[choice]
 
     def expect(
         self,
@@ -61,6 +72,9 @@ class LatencyMonitor:
         What a step took beyond decoding and its turn counts as decoding: a real host needs time for launches and results.
         Predictions are lines in the KV tokens, which grow by the batch in every step.
         """
+        if result.unit_ratio is not None and self._choice != WHOLE_CHIP:
+            ratio = min(max(result.unit_ratio, 1.0 / ODDEST), ODDEST)
+            self._unit_levels[self._choice] += LEARNING * (ratio - self._unit_levels[self._choice])
         if not result.decode_ms:
             return
         fixed_ms, token_ms = self._line(result.batch)

@@ -195,6 +195,19 @@ def test_hybrid_does_better_than_sharing_or_turns_alone(context_of: Any, view_of
     assert plan.jobs[0].turn_ms > 10.0
 
 
+def test_hybrid_leaves_a_split_whose_units_take_longer_than_predicted(context_of: Any, view_of: Any) -> None:
+    """What units really take beside decode counts for the choice between splits, and only there."""
+    policy = Hybrid(context_of(qos_ms=40.0))
+    first = policy.plan(view_of(16))
+    assert first.jobs[0].sms > 0
+    for _ in range(60):
+        decode_ms = (first.predicted_ms or 0.0) - first.jobs[0].turn_ms
+        policy.observe(dataclasses.replace(result_of(decode_ms), batch=16, kv_tokens=16_000, unit_ratio=1.5))
+    second = policy.plan(view_of(16))
+    assert split_of(second) != split_of(first)
+    assert second.jobs[0].turn_ms > 0.0
+
+
 def test_hybrid_stands_back_while_requests_wait(context_of: Any, view_of: Any) -> None:
     """Requests that could not be admitted: decode gets the whole chip until they are in."""
     plan = Hybrid(context_of()).plan(view_of(8, waiting=3, waiting_tokens=900))

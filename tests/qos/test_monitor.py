@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -43,6 +44,21 @@ def test_ratios_follow_the_growing_context(monitor: LatencyMonitor, context_of: 
     assert monitor.ring(choice).centre == pytest.approx(1.25, rel=1e-12)
     assert monitor.ring(choice).bound == pytest.approx(1.25, rel=1e-12)
     assert monitor.ring(2).centre == other
+
+
+def test_units_beside_decode_are_learnt_split_by_split(monitor: LatencyMonitor) -> None:
+    """Results that have a ratio move the level of the choice in force towards it; odd ones not beyond reason."""
+    assert [monitor.unit_level(choice) for choice in (0, 3)] == [1.0, 1.0]
+    monitor.expect(3, 8, 8000, finetuning=True)
+    for _ in range(100):
+        monitor.observe(dataclasses.replace(result_of([10.0]), unit_ratio=1.2))
+    assert monitor.unit_level(3) == pytest.approx(1.2, rel=1e-3)
+    monitor.observe(result_of([10.0]))
+    assert monitor.unit_level(3) == pytest.approx(1.2, rel=1e-3)
+    for _ in range(100):
+        monitor.observe(dataclasses.replace(result_of([10.0]), unit_ratio=50.0))
+    assert monitor.unit_level(3) == pytest.approx(2.0, rel=1e-3)
+    assert monitor.unit_level(0) == 1.0
 
 
 def test_the_correction_is_of_the_first_step(monitor: LatencyMonitor, context_of: Any) -> None:

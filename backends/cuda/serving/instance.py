@@ -12,6 +12,7 @@ from typing import Any
 from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.job_file import JobFile
 from backends.cuda.serving import sglang_version
+from backends.cuda.serving.beside_units import BesideUnits
 from backends.cuda.serving.decoder import Decoder, Prefill
 from backends.cuda.serving.hosted_job import Job, JobOutcome, describe
 from backends.cuda.serving.job_host import host_job
@@ -205,10 +206,11 @@ class Instance:
         """Make the loop of one run under ``policy``; call its ``run`` inside `on_stream`."""
         loop = DecisionLoop(policy, self.predictor.profile.capabilities, sink)
         steps = StepBook()
-        recorder = Recorder(0, loop, requests, steps, self.predictor, qos_ms)
         job = self.job if policy.finetunes else None
         if job is None and self.job is not None:
             self._take_rows_back(self.job)
+        beside = None if job is None else BesideUnits(job.pump.times, self.predictor, job.unit_tokens)
+        recorder = Recorder(0, loop, requests, steps, self.predictor, qos_ms, beside)
         serving = ServingLoop(
             self.decoder,
             self.partitions,

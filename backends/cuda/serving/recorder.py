@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.cuda.serving.beside_units import BesideUnits
 from backends.cuda.serving.served_request import Served
 from harli_core.loop import DecisionLoop
 from harli_core.predict.predictor import StepPredictor
@@ -71,14 +72,16 @@ class Recorder:
         steps: StepBook,
         predictor: StepPredictor,
         qos_ms: float,
+        beside: BesideUnits | None = None,
     ) -> None:
-        """``predictor`` says what decode alone would have taken."""
+        """``predictor`` says what decode alone would have taken, ``beside`` what units took beside it (`None`: no job)."""
         self.instance = instance
         self.requests = requests
         self.book = steps
         self._loop = loop
         self._predictor = predictor
         self._qos_ms = qos_ms
+        self._beside = beside
 
     def step(self, span: Span, latency_ms: float, decode_ms: float, turn_ms: float, *, finetuned: bool) -> None:
         """One more step of ``span``; ``finetuned``: units ran in it."""
@@ -107,7 +110,10 @@ class Recorder:
         )  # fmt: skip
         self.book.add(columns, span.latency_ms, span.decode_ms, span.turn_ms, span.join_gap_ms)
         parts = (tuple(span.latency_ms), tuple(span.decode_ms), tuple(span.turn_ms))
-        self._loop.settle(StepResult(self.instance, span.step, span.batch, span.kv_tokens, *parts))
+        unit_ratio = self._beside.ratio(held.finetune_sms) if self._beside is not None else None
+        self._loop.settle(
+            StepResult(self.instance, span.step, span.batch, span.kv_tokens, *parts, unit_ratio=unit_ratio)
+        )
 
     def idle(self, view: StepView, duration_ms: float, finetune_sms: int) -> None:
         """A time without requests is over."""
