@@ -22,6 +22,7 @@ from backends.cuda.serving.partitions import Partitions, cuda_partitions, host_p
 from backends.cuda.serving.recorder import Recorder
 from backends.cuda.serving.scheduler_factory import ServingSettings, make_scheduler
 from backends.cuda.serving.serving_loop import LoopLimits, ServingLoop
+from backends.cuda.serving.stream_memory import keep_for
 from backends.cuda.serving.timeline import CudaTimeline, HostTimeline, Timeline
 from harli_core.decision_log import DecisionSink
 from harli_core.errors import HarliError
@@ -180,6 +181,8 @@ class Instance:
             with self.on_stream():
                 self.job.memory.grow(self.job.memory.needs.rows_wanted)
             warm_up_job(self.job, lanes, torch.cuda.synchronize, torch.cuda.empty_cache)
+        if self.decoder.stream is not None:
+            keep_for(self.decoder.stream)  # what the first steps left is gone with the job's first passes
         gc.collect()
         gc.freeze()  # what was made so far lives for good; collecting it again and again would delay steps
         self.startup_s["warm-up"] = time.perf_counter() - begin_s
