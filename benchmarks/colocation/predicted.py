@@ -3,7 +3,7 @@
     HARLI_SHARED=FOLDER python benchmarks/colocation/predicted.py                  # no GPU, a minute or two
     HARLI_SHARED=FOLDER python benchmarks/colocation/predicted.py --samples FILE   # on the GPU that 'harli profile' measured
 
-Reads the cells of ``results``, writes ``results/predicted.json`` and prints it as a table.
+Reads the cells of ``results``, writes ``results/predicted.json`` (``predicted_from_FILE.json``) and prints it as a table.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def main() -> None:
                 },
             }
         )
-    target = results_folder() / "predicted.json"
+    name = "predicted" if options.samples is None else f"predicted_from_{Path(options.samples).stem}"
+    target = results_folder() / f"{name}.json"
     write_json(
         target,
         {

@@ -27,12 +27,14 @@ import torch
 from backends.cuda.serving import sglang_version
 from backends.cuda.serving.partitions import Partitions, cuda_partitions
 from benchmarks.allocator.measuring import commit, machine
-from benchmarks.decode_attention.read_kv import read_kv
 from benchmarks.record import write_json
 from harli_cli.package_data import shipped_profile
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 """Of LLaMA3-8B."""
+
+KV_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
+"""K and V of a token in one layer."""
 
 SLOTS, LAYERS, MOST_SPLITS = 140_000, 4, 8
 """Token slots of a layer's KV; layers that take turns; parts of a request's KV at most, as SGLang has it."""
@@ -96,11 +98,6 @@ class Attention:
             num_warps=warps, num_stages=stages, Lk=HEAD_DIM, Lv=HEAD_DIM,
         )  # fmt: skip
 
-    def read(self, layer: int, programs: int) -> None:
-        """All of its K and V, for nothing but their sum."""
-        keys, values = self._layers[layer % LAYERS]
-        read_kv(keys, values, self._requests.slots, self.parts, programs)
-
 
 def layer_us(stream: Any, launch: Callable[[int], None]) -> float:
     """GPU time of one launch on ``stream``: the median of replays of a graph of 16."""
@@ -126,7 +123,7 @@ def layer_us(stream: Any, launch: Callable[[int], None]) -> float:
 
 
 def of_batch(requests: Requests, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], partitions: Partitions) -> Any:
-    """Every choice on every partition, and what only reading takes there."""
+    """Every choice on every partition."""
     attention = Attention(requests, layers)
     streams = {partitions.total_sms: partitions.whole.decode_stream}
     streams |= {lane.split.decode_sms: lane.decode_stream for lane in reversed(partitions.lanes)}
@@ -142,23 +139,23 @@ def of_batch(requests: Requests, layers: Sequence[tuple[torch.Tensor, torch.Tens
         difference = float((attention.parts - expected).abs().max())
         us = {sms: layer_us(stream, launch) for sms, stream in streams.items()}
         by_choice.append({"tile": tile, "warps": warps, "stages": stages, "us": us, "differs_by": difference})
-    reading = {sms: layer_us(stream, partial(attention.read, programs=2 * sms)) for sms, stream in streams.items()}
-    return {"requests": requests.batch, "kv_tokens": requests.tokens, "launches": by_choice, "reading_us": reading}
+    return {"requests": requests.batch, "kv_tokens": requests.tokens, "launches": by_choice}
 
 
 def table(batches: dict[str, Any]) -> str:
-    """Microseconds a layer, SGLang's choice and the best one."""
+    """Microseconds a layer: SGLang's choice, the fastest one, and at what rate that reads K and V."""
     lines = [
-        "| batch | SMs | SGLang's launch, us | fastest launch, us | tile, warps, stages | only reading, us |",
+        "| batch | SMs | SGLang's launch, us | fastest, us | tile, warps, stages | TB/s |",
         "|---|---|---|---|---|---|",
     ]
     for name, found in batches.items():
-        launches = found["launches"]
-        for sms, reading_us in found["reading_us"].items():
+        launches, kv_bytes = found["launches"], found["kv_tokens"] * KV_BYTES
+        for sms in launches[0]["us"]:
             us = [one["us"][sms] for one in launches]
             best_us, plain_us = min(us), us[CHOICES.index(SGLANG)]
             chosen = ", ".join(map(str, CHOICES[us.index(best_us)]))
-            lines.append(f"| {name} | {sms} | {plain_us:.0f} | {best_us:.0f} | {chosen} | {reading_us:.0f} |")
+            rate = kv_bytes / best_us / 1e6
+            lines.append(f"| {name} | {sms} | {plain_us:.0f} | {best_us:.0f} | {chosen} | {rate:.1f} |")
     return "\n".join(lines)
 
 
@@ -185,7 +182,7 @@ def main() -> None:
     found = {}
     for name, requests in batches.items():
         found[name] = of_batch(requests, layers, partitions)
-        print(json.dumps({name: found[name]["reading_us"]}), flush=True)
+        print(json.dumps({name: found[name]["launches"][0]["us"]}), flush=True)
     path = Path(os.environ.get("HARLI_RESULTS", Path(__file__).parent / "results")) / "launch_parameters.json"
     write_json(
         path,
