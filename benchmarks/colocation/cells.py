@@ -29,7 +29,6 @@ import numpy as np
 from backends.cuda.serving import sglang_version
 from backends.cuda.serving.instance import Instance
 from backends.cuda.serving.serving_loop import LoopLimits
-from backends.cuda.serving.stream_memory import driver_allocations
 from benchmarks.allocator.measuring import commit, machine
 from benchmarks.colocation.load import Load
 from benchmarks.colocation.plan import (
@@ -174,12 +173,12 @@ class Cells:
                 instance.job.pump.forget_times()
             serving, steps = instance.serve(made, book, iter(load.specs()), load.prompt, self.qos_ms, limits)
             with instance.on_stream():
-                before = driver_allocations()
+                before = instance.stalls.look()
                 duration_s = serving.run()
-                after = driver_allocations()
+                stalls = instance.stalls.since(before)
                 cell = measured(instance, serving, steps, book, options.warm_up_s, duration_s, self.qos_ms)
                 instance.settle()
-            cell["driver_allocations"] = None if before is None or after is None else after - before
+            cell["host_stalls"] = stalls
         cell |= {"offered_tokens_per_s": tokens_per_s, "commit": commit(), "command": command()}
         if options.samples is not None:
             cell["samples"] = Path(options.samples).name

@@ -69,7 +69,6 @@ def simulated(scenario: Scenario) -> tuple[Books, dict[str, Any]]:
 def measured(scenario: Scenario, options: argparse.Namespace) -> tuple[Books, dict[str, Any]]:
     """The run on this machine, and each row that came back."""
     from backends.cuda.serving import sglang_version
-    from backends.cuda.serving.stream_memory import driver_allocations
     from benchmarks.allocator.measuring import commit, machine
     from benchmarks.colocation.process import instance_of
     from harli_cli.gpu_run import GpuOptions, run_on
@@ -85,9 +84,9 @@ def measured(scenario: Scenario, options: argparse.Namespace) -> tuple[Books, di
         return made
 
     instance.serve = served  # type: ignore[method-assign]
-    before = driver_allocations()
+    before = instance.stalls.look()
     books = run_on(instance, scenario.config, given, scenario, None, quiet)
-    after = driver_allocations()
+    stalls = instance.stalls.since(before)
     zero_ms = books[0]["gpu"]["began_s"] * 1e3
     rows = [((row.asked_ms - zero_ms) / 1e3, row.took_ms) for row in instance.job.memory.reclaims]
     return books, {
@@ -98,7 +97,7 @@ def measured(scenario: Scenario, options: argparse.Namespace) -> tuple[Books, di
         "startup_s": instance.startup_s,
         "layers": options.layers,
         "gpu_memory_gb": memory_gb(options.device),
-        "driver_allocations_while_serving": None if before is None or after is None else after - before,
+        "host_stalls": stalls,
         "unit_graphs": graph_counters(instance),
         "finetune_stopped": books[0]["finetune"]["stopped"],
         "serving": loops[0],

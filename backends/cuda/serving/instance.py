@@ -13,7 +13,9 @@ from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.job_file import JobFile
 from backends.cuda.serving import sglang_version
 from backends.cuda.serving.beside_units import BesideUnits
+from backends.cuda.serving.decode_warm_up import warm_up_decoder
 from backends.cuda.serving.decoder import Decoder, Prefill
+from backends.cuda.serving.host_stalls import HostStalls, keep_memory_for
 from backends.cuda.serving.hosted_job import Job, JobOutcome, describe
 from backends.cuda.serving.job_host import host_job
 from backends.cuda.serving.job_source import FileJob, JobSettings, JobSource, RandomJob
@@ -22,7 +24,6 @@ from backends.cuda.serving.partitions import Partitions, cuda_partitions, host_p
 from backends.cuda.serving.recorder import Recorder
 from backends.cuda.serving.scheduler_factory import ServingSettings, make_scheduler
 from backends.cuda.serving.serving_loop import LoopLimits, ServingLoop
-from backends.cuda.serving.stream_memory import keep_for
 from backends.cuda.serving.timeline import CudaTimeline, HostTimeline, Timeline
 from harli_core.decision_log import DecisionSink
 from harli_core.errors import HarliError
@@ -60,6 +61,7 @@ class Instance:
             sglang_version.prepare(settings.device)  # what it sets of the driver counts from the first CUDA context on
             torch.cuda.init()
             self.stream = torch.cuda.Stream()
+        self.stalls = HostStalls(on_gpu=self.on_gpu)
         begin_s = time.perf_counter()
         self.partitions: Partitions = (
             cuda_partitions(capabilities.splits, capabilities.total_sms, report)
@@ -163,17 +165,7 @@ class Instance:
         """Let every graph set and every finetune stream run once, so that nothing is compiled or captured while serving."""
         begin_s = time.perf_counter()
         with self.on_stream():
-            for group in range(self.partitions.groups if self.on_gpu else 1):
-                for index in range(2):
-                    self.decoder.submit(-1 - index, [1] * 32, 3, 0.0)
-                while not self.decoder.idle:
-                    if not self.decoder.admit(lambda: None):
-                        break
-                    self.decoder.take_prefilled(0.0)
-                    if self.decoder.running and self.decoder.launch(group):
-                        while not self.decoder.done():
-                            pass
-                        self.decoder.finish(0.0)
+            warm_up_decoder(self.decoder, self.partitions.groups if self.on_gpu else 1)
         if self.job is not None and self.on_gpu:
             import torch
 
@@ -182,7 +174,7 @@ class Instance:
                 self.job.memory.grow(self.job.memory.needs.rows_wanted)
             warm_up_job(self.job, lanes, torch.cuda.synchronize, torch.cuda.empty_cache)
         if self.decoder.stream is not None:
-            keep_for(self.decoder.stream)  # what the first steps left is gone with the job's first passes
+            keep_memory_for(self.decoder.stream)  # what the first steps left is gone with the job's first passes
         gc.collect()
         gc.freeze()  # what was made so far lives for good; collecting it again and again would delay steps
         self.startup_s["warm-up"] = time.perf_counter() - begin_s

@@ -1,0 +1,65 @@
+"""What may hold the host up in the middle of a step: looking for memory, and compiling a kernel.
+
+Both should be over before anything is served; `HostStalls` says whether they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SMALL_BYTES, SMALL_COUNT = 1 << 20, 32
+"""Tensors up to a MiB share pieces of two; so many of them at a time."""
+
+LARGE_BYTES = 128 << 20
+"""A run of memory that larger tensors are cut from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How often torch had asked the driver for memory, and how many kernels Triton had made, at some point."""
+
+    driver_allocations: int
+    kernels: int
+
+
+class HostStalls:
+    """Of this process, from now on; nothing is counted without a GPU."""
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        """Have Triton tell of each kernel that it compiles, or loads because no launch had needed it."""
+        self._on_gpu = on_gpu
+        self.kernels: list[str] = []
+        if on_gpu:
+            import triton
+
+            triton.knobs.runtime.jit_post_compile_hook = self._made
+
+    def look(self) -> Look:
+        """Where the counts are now."""
+        if not self._on_gpu:
+            return Look(0, 0)
+        import torch
+
+        return Look(int(torch.cuda.memory_stats()["num_device_alloc"]), len(self.kernels))
+
+    def since(self, before: Look) -> dict[str, Any]:
+        """How often the driver was asked, and which kernels were made, after ``before``."""
+        now = self.look()
+        return {
+            "driver_allocations": now.driver_allocations - before.driver_allocations,
+            "kernels_made": self.kernels[before.kernels : now.kernels],
+        }
+
+    def _made(self, **told: Any) -> None:
+        self.kernels.append(str(told.get("repr")))
+
+
+def keep_memory_for(stream: Any) -> None:
+    """Take memory on ``stream`` and give it back to torch, which keeps it for tensors of that stream."""
+    import torch
+
+    with torch.cuda.stream(stream):
+        taken = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device="cuda") for _ in range(SMALL_COUNT)]
+        taken.append(torch.empty(LARGE_BYTES, dtype=torch.uint8, device="cuda"))
+    del taken
