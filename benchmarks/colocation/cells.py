@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
 from harli_core.records import COMPLETED, RequestBook, StepBook
 from harli_core.summary import distribution
+
+SERVE_ONLY = ("inference_only", "separate_serving")
+"""Cells without finetuning."""
 
 LEAST_STEPS = 3
 """Optimizer steps that a rate is made of, at least."""
@@ -126,12 +130,20 @@ def finetune_rate(instance: Instance, job: Any, serving: Any, warm_up_s: float) 
     }
 
 
-class Cells:
-    """One process: a pair of models on one GPU."""
+@dataclass(slots=True)
+class Process:
+    """What all cells of one process share: the models on this GPU, and the cell of finetuning alone on it."""
 
-    def __init__(self, options: argparse.Namespace, group: Group, point: Point, instance: Instance | None) -> None:
-        """Nothing is loaded before a cell is missing; ``instance`` is that of the group, where there is one already."""
-        self.options, self.group, self.point, self.instance = options, group, point, instance
+    instance: Instance | None = None
+    alone: dict[str, Any] | None = None
+
+
+class Cells:
+    """One point of a group."""
+
+    def __init__(self, options: argparse.Namespace, group: Group, point: Point, process: Process) -> None:
+        """Nothing is loaded before a cell is missing."""
+        self.options, self.group, self.point, self.process = options, group, point, process
         self.path = results_folder() / f"{result_name(group, point)}.json"
         self.cells: dict[str, Any] = {}
         if self.path.exists() and not options.again:
@@ -144,27 +156,27 @@ class Cells:
 
     def make(self) -> Instance:
         """Load everything once."""
-        if self.instance is None:
-            self.instance = instance_of(self.scenario, self.options, shared=self.shared)
-        return self.instance
+        if self.process.instance is None:
+            self.process.instance = instance_of(self.scenario, self.options, shared=self.shared)
+        return self.process.instance
 
     def seconds(self, policy: str) -> float:
-        """How long a cell takes, loading apart."""
+        """How long a cell takes, loading apart; the first one that finetunes, with finetuning alone."""
         options = self.options
-        return float(
-            options.finetune_only_s if policy == "separate_finetuning" else options.warm_up_s + self.point.window_s
-        )
+        alone_s = options.finetune_only_s if self.process.alone is None and policy not in SERVE_ONLY else 0.0
+        own_s = 0.0 if policy == "separate_finetuning" else options.warm_up_s + self.point.window_s
+        return float(alone_s + own_s)
 
     def run(self, policy: str) -> None:
         """Measure one cell."""
         options = self.options
         instance = self.make()
         tokens_per_s = self.point.offered_tokens_per_s(policy)
-        seconds = self.seconds(policy)
+        seconds = options.warm_up_s + self.point.window_s
         named = RUN_AS.get(policy, policy)
         load = Load(options.trace or azure_conv(), tokens_per_s, seconds, instance.vocab, options.skip_s)
         if policy == "separate_finetuning":
-            cell = self.finetune_only(instance)
+            cell = dict(self.alone(instance))
         else:
             made = self.scenario.contexts.policies(named, {})[0]
             book = load.book()
@@ -179,12 +191,20 @@ class Cells:
                 cell = measured(instance, serving, steps, book, options.warm_up_s, duration_s, self.qos_ms)
                 instance.settle()
             cell["host_stalls"] = stalls
+            if "finetune" in cell:
+                cell["finetune_alone_tokens_per_s"] = self.alone(instance)["finetune"]["tokens_per_s"]
         cell |= {"offered_tokens_per_s": tokens_per_s, "commit": commit(), "command": command()}
         if options.samples is not None:
             cell["samples"] = Path(options.samples).name
         self.cells[policy] = cell
         self.save()
         print(json.dumps({policy: brief(cell)}), flush=True)
+
+    def alone(self, instance: Instance) -> dict[str, Any]:
+        """Finetuning alone on this GPU, measured once a process: another GPU may be some percent faster."""
+        if self.process.alone is None:
+            self.process.alone = self.finetune_only(instance)
+        return self.process.alone
 
     def finetune_only(self, instance: Instance) -> dict[str, Any]:
         """The job alone on the whole chip, the window as large as it gets."""
@@ -213,16 +233,17 @@ class Cells:
 
     def save(self) -> None:
         """Write what there is."""
-        assert self.instance is not None
+        instance = self.process.instance
+        assert instance is not None
         document = {
             "benchmark": "colocation",
             "machine": machine(),
             "target_ms": self.qos_ms,
             "sglang": sglang_version.installed(),
             "pair": {"served": self.config.model, "finetuned": self.config.finetuned, "weights_shared": self.shared},
-            "partitions": self.instance.partitions.kind,
+            "partitions": instance.partitions.kind,
             "prefill": self.options.prefill,
-            "startup_s": self.instance.startup_s,
+            "startup_s": instance.startup_s,
             "layers": self.options.layers,
             "cells": self.cells,
             "not_measured": [policy for policy in self.point.policies if policy not in self.cells],
@@ -251,8 +272,13 @@ def target_ms(group: Group, point: Point) -> float:
 
 
 def gains(cells: dict[str, Any]) -> dict[str, float]:
-    """Of the cells measured so far, see `plan.gains_of`."""
-    return gains_of({name: cell.get("finetune", {}).get("tokens_per_s") for name, cell in cells.items()})
+    """Of the cells measured so far, each over finetuning alone in the same process; see `plan.gains_of`."""
+    rates = {name: (cell.get("finetune") or {}).get("tokens_per_s") for name, cell in cells.items()}
+    found: dict[str, float] = {}
+    for name, rate in rates.items():
+        alone = cells[name].get("finetune_alone_tokens_per_s", rates.get("separate_finetuning"))
+        found |= gains_of({name: rate, "separate_finetuning": alone})
+    return found
 
 
 def brief(cell: dict[str, Any]) -> dict[str, Any]:
@@ -305,9 +331,9 @@ def main() -> None:
     begin_s = time.perf_counter()
     options = parsed()
     group, points = chosen(options)
-    instance: Instance | None = None
+    process = Process()
     for point in points:
-        cells = Cells(options, group, point, instance)
+        cells = Cells(options, group, point, process)
         for policy in (policy for policy in point.policies if policy in options.policies):
             if policy in cells.cells:
                 continue
@@ -315,7 +341,6 @@ def main() -> None:
                 print(json.dumps({"no time left for": [point.name, policy]}), flush=True)
                 return
             cells.run(policy)
-        instance = cells.instance or instance
         print(json.dumps({point.name: gains(cells.cells), "written": str(cells.path)}), flush=True)
 
 

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from benchmarks.colocation.cells import gains
 from tests.sglang.processes import environment
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +44,25 @@ def test_cells_are_measured_once_and_nothing_is_begun_without_time(tmp_path: Pat
     assert first["cells"]["hybrid"]["requests"]["completed"] > 0
     assert first["gain_over_separate"].keys() <= {"hybrid"}  # a CPU may be too slow for two optimizer steps
     assert all(cell["command"][0] == "cells.py" for cell in first["cells"].values())
+    alone = first["cells"]["separate_finetuning"]["finetune"]["tokens_per_s"]
+    assert first["cells"]["hybrid"]["finetune_alone_tokens_per_s"] == alone
+    assert first["cells"]["hybrid"]["host_stalls"] == {"driver_allocations": 0, "kernels_made": []}
     policies = ["--policies", "hybrid", "separate_finetuning", "inference_only"]
     assert benchmark(tmp_path, "cells.py", *options, *policies, "--budget-s", "1") == first
     second = benchmark(tmp_path, "cells.py", *options, *policies)
     assert second["cells"] == first["cells"] | {"inference_only": second["cells"]["inference_only"]}
     assert second["not_measured"] == ["harli", "separate_serving", "static_split", "pause_on_load"]
+
+
+def test_a_gain_is_over_finetuning_alone_in_the_same_process() -> None:
+    """A cell that names its own baseline has that; one of before, that of its file; serving alone has no gain."""
+    cells = {
+        "hybrid": {"finetune": {"tokens_per_s": 80.0}, "finetune_alone_tokens_per_s": 100.0},
+        "harli": {"finetune": {"tokens_per_s": 60.0}},
+        "separate_finetuning": {"finetune": {"tokens_per_s": 90.0}},
+        "inference_only": {},
+    }
+    assert gains(cells) == {"hybrid": pytest.approx(0.6), "harli": pytest.approx(1 / 3)}
 
 
 def test_phases_move_memory_between_kv_and_finetuning(tmp_path: Path) -> None:
