@@ -33,7 +33,7 @@ def write_json(path: Path, document: object) -> None:
 
 def provenance(command: str) -> dict[str, object]:
     """Machine, Python, commit (``+`` where code was changed since) and the command that made a result."""
-    return provenance_of(command, (*CODE, "benchmarks", ":!benchmarks/*/results"))
+    return provenance_of(command, (*CODE, "benchmarks", ":!benchmarks/*/results/*"))
 
 
 def azure_conv() -> Path:
