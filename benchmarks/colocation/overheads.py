@@ -104,6 +104,7 @@ def measure(options: argparse.Namespace) -> None:
     parts: SglangParts | HarliParts
     if variant.startswith("sglang"):
         if variant == "sglang_same_attention":
+            sglang_version.prepare(options.device)  # before anything of SGLang is imported, and before CUDA is begun
             decode_attention.register(decode_attention.capability_here())
         parts = SglangParts(scenario, options, overlap=variant == "sglang_overlap")
     else:

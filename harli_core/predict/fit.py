@@ -242,7 +242,7 @@ def _fit_finetune(
         unit, stages = _fit_unit(samples, kind, model, solve)
         units.append(unit)
         errors.extend(stages)
-    factors = [s.unit_pair_ms / finetune.pair_ms(units, s.finetune_tokens, s.split.finetune_sms) for s in beside_decode]
+    factors = [s.unit_pair_ms / _pair_alone_ms(samples, units, s) for s in beside_decode]
     splits = [s.split for s in beside_decode]
     beside = _medians(splits, factors)
     predicted: list[float] = []
@@ -278,6 +278,18 @@ def _fit_unit(
         for unit in models
     ]
     return _choose(errors, models)
+
+
+def _pair_alone_ms(samples: Samples, units: Sequence[finetune.UnitModel], sample: Colocated) -> float:
+    """What the models say of a pair of units alone on the SMs of ``sample``; far from what was measured that may be none."""
+    tokens, sms = sample.finetune_tokens, sample.split.finetune_sms
+    found_ms = finetune.pair_ms(units, tokens, sms)
+    if found_ms <= 0.0:
+        raise SampleError(
+            f"{_names(samples)}: finetune_unit of {sample.finetune_model!r}: by those that were measured, a forward and a "
+            f"backward unit of {tokens} tokens on {sms} SMs take {found_ms:.3g} ms; measure some on that many SMs"
+        )
+    return found_ms
 
 
 def _medians(splits: Sequence[Split], values: Sequence[float]) -> dict[Split, float]:

@@ -75,6 +75,8 @@ class Record:
         values = self._list(key)
         if not all(isinstance(v, int) and not isinstance(v, bool) and v >= minimum for v in values):
             raise self.wrong(key, f"a list of whole numbers >= {minimum}")
+        if any(cast("int", v) > MOST for v in values):
+            raise self.wrong(key, f"a list of whole numbers <= {MOST}")
         return cast("tuple[int, ...]", tuple(values))
 
     def integer_pairs(self, key: str) -> tuple[tuple[int, int], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from harli_core.policy import PolicyContext
@@ -72,8 +73,9 @@ class LatencyMonitor:
         What a step took beyond decoding and its turn counts as decoding: a real host needs time for launches and results.
         Predictions are lines in the KV tokens, which grow by the batch in every step.
         """
-        if result.unit_ratio is not None and self._choice != WHOLE_CHIP:
-            ratio = min(max(result.unit_ratio, 1.0 / ODDEST), ODDEST)
+        ratio = result.unit_ratio
+        if ratio is not None and not math.isnan(ratio) and self._choice != WHOLE_CHIP:
+            ratio = min(max(ratio, 1.0 / ODDEST), ODDEST)
             self._unit_levels[self._choice] += LEARNING * (ratio - self._unit_levels[self._choice])
         if not result.decode_ms:
             return

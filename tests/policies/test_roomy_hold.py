@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harli_core.policy import PolicyContext
 from harli_core.predict.predictor import StepPredictor
+from harli_core.predict.solo import launched_batch
 from harli_core.qos.roomy_hold import JOINING_TOKENS, ROOMY, SNUG, RoomyHold
 from policies.hybrid import Hybrid
 
@@ -39,6 +42,24 @@ def test_room_ends_with_a_decode_graph(
     assert room.batch == batches[1]
     assert room.kv_tokens == view.kv_tokens + (room.batch - batch) * JOINING_TOKENS + 64 * room.batch
     assert room.hold.most_kv_tokens == room.kv_tokens
+
+
+SIZES = st.lists(st.integers(1, 400), max_size=14, unique=True).map(sorted)
+
+
+@given(st.integers(1, 600), st.integers(0, 8000), st.integers(1, 200), SIZES, st.sampled_from((ROOMY, SNUG)))
+def test_the_heaviest_step_is_at_least_every_step_that_the_hold_allows(
+    view_of: Any, batch: int, context_tokens: int, steps: int, graph_batches: list[int], slack: tuple[int, int]
+) -> None:
+    """Whatever the sizes of decode graphs: the batch as it is may stay, and no batch of the hold runs a larger graph."""
+    view = view_of(batch, batch * context_tokens)
+    room = RoomyHold.of(view, steps, 40.0, graph_batches, slack)
+    assert room.hold.batches is not None
+    least, most = room.hold.batches
+    assert 1 <= least <= batch < most == room.batch <= batch + max(slack[1], batch // slack[0])
+    assert room.hold.covers(batch, view.kv_tokens + steps * batch)
+    heaviest = launched_batch(room.batch, graph_batches)
+    assert all(launched_batch(allowed, graph_batches) <= heaviest for allowed in range(least, most + 1))
 
 
 def test_hybrid_takes_less_room_where_that_is_better_by_its_hysteresis(context_of: Any, view_of: Any) -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import cast
@@ -158,6 +159,20 @@ def test_units_beside_decode_are_right_on_every_split(model: str, finetune_model
             if sample.split == split and sample.finetune_model == finetune_model
         ]
         assert median(ratios) == pytest.approx(1.0, rel=1e-9)
+
+
+def test_units_that_would_take_no_time_are_refused() -> None:
+    """Measured on two SM counts, faster on fewer of them: the line through both is below zero further down."""
+    samples = samples_of("llama3-8b")
+    units = tuple(
+        replace(unit, ms=(1.0,) if unit.sms == 132 or unit.unit not in ("forward", "backward") else (0.8,))
+        for unit in samples.finetune_units
+        if unit.sms in (112, 132)
+    )
+    with pytest.raises(
+        SampleError, match=r"a backward unit of 1024 tokens on \d+ SMs take -.* ms; measure some on that"
+    ):
+        fit_profile(replace(samples, finetune_units=units), "llama3-8b")
 
 
 def test_tail_is_sorted_and_starts_from_the_sustained_level() -> None:

@@ -44,7 +44,7 @@ def test_sizes_of_decode_graphs_may_be_named() -> None:
     device = parse_samples(lines({**DEVICE, "graph_batches": [1, 8, 64]}), "s.jsonl").device
     assert device is not None
     assert device.graph_batches == (1, 8, 64)
-    for wrong in ([8, 1], [8, 8], [0, 8], "8"):
+    for wrong in ([8, 1], [8, 8], [0, 8], [10**400], "8"):
         with pytest.raises(SampleError, match=r"s\.jsonl, line 1: field 'graph_batches'"):
             parse_samples(lines({**DEVICE, "graph_batches": wrong}), "s.jsonl")
 

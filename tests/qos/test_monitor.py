@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -59,6 +60,13 @@ def test_units_beside_decode_are_learnt_split_by_split(monitor: LatencyMonitor) 
         monitor.observe(dataclasses.replace(result_of([10.0]), unit_ratio=50.0))
     assert monitor.unit_level(3) == pytest.approx(2.0, rel=1e-3)
     assert monitor.unit_level(0) == 1.0
+
+
+def test_a_ratio_that_is_no_number_teaches_nothing(monitor: LatencyMonitor) -> None:
+    """One NaN, in a log or from a backend, would be there in every later rate of the split."""
+    monitor.expect(3, 8, 8000, finetuning=True)
+    monitor.observe(dataclasses.replace(result_of([10.0]), unit_ratio=math.nan))
+    assert monitor.unit_level(3) == 1.0
 
 
 def test_the_correction_is_of_the_first_step(monitor: LatencyMonitor, context_of: Any) -> None:

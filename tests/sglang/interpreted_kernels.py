@@ -40,7 +40,7 @@ def outcome(compute: Callable[..., Any], *inputs: Any) -> list[Any]:
 
 
 def cases() -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Name, ours, torch's: sizes that are no powers of two, rows that share angles and rows that do not."""
+    """Name, ours, torch's: sizes that are no powers of two, those of heads too; rows that share angles and that do not."""
     torch.manual_seed(0)
     hidden, weight = torch.randn(2, 3, 96), torch.randn(96)
     yield (
@@ -54,12 +54,12 @@ def cases() -> Iterator[tuple[str, list[Any], list[Any]]]:
         outcome(layer_kernels.swiglu, gate, up),
         outcome(lambda one, other: functional.silu(one) * other, gate, up),
     )
-    queries, keys = torch.randn(2, 5, 6, 16).transpose(1, 2), torch.randn(2, 5, 2, 16).transpose(1, 2)
-    for rows in (1, 2):
-        angles = torch.randn(rows, 5, 8).repeat(1, 1, 2)
+    for head_dim, rows in ((16, 1), (16, 2), (20, 1)):
+        queries, keys = (torch.randn(2, 5, heads, head_dim).transpose(1, 2) for heads in (6, 2))
+        angles = torch.randn(rows, 5, head_dim // 2).repeat(1, 1, 2)
         cos, sin = angles.cos(), angles.sin()
         yield (
-            f"rotary, {rows} rows of angles",
+            f"rotary of {head_dim}, {rows} rows of angles",
             outcome(lambda one, other, c=cos, s=sin: layer_kernels.rotary(one, other, c, s), queries, keys),
             outcome(lambda one, other, c=cos, s=sin: turned(one, other, c, s), queries, keys),
         )

@@ -76,18 +76,20 @@ def _swiglu_back(by_output, gate, up, by_gate, by_up, columns: tl.constexpr, par
 @triton.jit(do_not_specialize=["length"])
 def _rotate(
     inputs, outputs, cos, sin, length, by_row, by_head, by_token, angles_by_row,
-    heads: tl.constexpr, half: tl.constexpr, head_block: tl.constexpr, back: tl.constexpr,
+    heads: tl.constexpr, half: tl.constexpr, head_block: tl.constexpr, half_block: tl.constexpr, back: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row, place = token // length, token % length
     head = tl.arange(0, head_block)[:, None]
-    column = tl.arange(0, half)[None, :]
-    inside = head < heads
+    column = tl.arange(0, half_block)[None, :]
+    turned = column < half
+    inside = (head < heads) & turned
     at = inputs + row * by_row + place * by_token + head * by_head + column
     first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
     angle = row * angles_by_row + place * (2 * half) + column
-    cosine, sine = tl.load(cos + angle).to(tl.float32), tl.load(sin + angle).to(tl.float32)
+    cosine = tl.load(cos + angle, mask=turned, other=0.0).to(tl.float32)
+    sine = tl.load(sin + angle, mask=turned, other=0.0).to(tl.float32)
     if back:
         sine = -sine
     to = outputs + (token * heads + head) * (2 * half) + column
@@ -98,7 +100,7 @@ def _rotate(
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Any, weight: Any, eps: float) -> Any:
-        inputs = inputs.contiguous()
+        inputs, weight = inputs.contiguous(), weight.contiguous()
         columns = inputs.shape[-1]
         rows = inputs.numel() // columns
         outputs, scales = torch.empty_like(inputs), torch.empty(rows, device=inputs.device, dtype=torch.float32)
@@ -160,7 +162,17 @@ def swiglu(gate: Any, up: Any) -> Any:
 
 
 def rotary(queries: Any, keys: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
-    """Both [rows, heads, tokens, head_dim], turned by angles of [1 or rows, tokens, head_dim] whose halves are equal."""
+    """Both [rows, heads, tokens, head_dim], turned by angles of [1 or rows, tokens, head_dim] whose halves are equal.
+
+    Raises `ValueError` for angles of another shape: those of only a part of each head, for example.
+    """
+    rows, _, length, head_dim = queries.shape
+    fitting = ((1, length, head_dim), (rows, length, head_dim))
+    if keys.shape[::2] != queries.shape[::2] or keys.shape[3] != head_dim or cos.shape not in fitting:
+        raise ValueError(
+            f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)} cannot be turned by angles {tuple(cos.shape)}: "
+            f"expected {fitting[0]} or {fitting[1]}"
+        )
     return _Rotary.apply(queries, cos, sin), _Rotary.apply(keys, cos, sin)
 
 
@@ -172,7 +184,8 @@ def _rotated(inputs: Any, cos: Any, sin: Any, *, back: bool) -> Any:
     _rotate[(rows * length,)](
         inputs, outputs, cos, sin, length, inputs.stride(0), inputs.stride(1), inputs.stride(2),
         cos.stride(0) if len(cos) > 1 else 0,
-        heads=heads, half=head_dim // 2, head_block=triton.next_power_of_2(heads), back=back, num_warps=4,
+        heads=heads, half=head_dim // 2, head_block=triton.next_power_of_2(heads),
+        half_block=triton.next_power_of_2(head_dim // 2), back=back, num_warps=4,
     )  # fmt: skip
     return outputs.transpose(1, 2)
 

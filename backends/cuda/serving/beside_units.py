@@ -11,15 +11,24 @@ PAIR: tuple[UnitKind, ...] = ("forward", "backward")
 
 
 class BesideUnits:
-    """Measured over predicted durations of one forward and one backward unit, since the last look."""
+    """Measured over predicted durations of one forward and one backward unit, since the last look.
+
+    `UnitTimes` does not say what a unit ran beside: `skip` those that had nothing beside them.
+    """
 
     def __init__(self, times: UnitTimes, predictor: StepPredictor, unit_tokens: int) -> None:
-        """``times`` are those of the job's units, of ``unit_tokens`` tokens each."""
+        """``times`` are those of the job's units, of ``unit_tokens`` tokens each; units of before do not count."""
         self._times = times
         self._predictor = predictor
         self._unit_tokens = unit_tokens
         self._indices = {split.finetune_sms: index for index, split in enumerate(predictor.profile.splits)}
         self._seen: dict[tuple[UnitKind, int], tuple[int, float]] = {}
+        self.skip()
+
+    def skip(self) -> None:
+        """Units that ended since the last look ran without decode beside them: they say nothing."""
+        for key, times in self._times.run.items():
+            self._seen[key] = (times.count, times.total_ms)
 
     def ratio(self, finetune_sms: int) -> float | None:
         """Of the units that ended on a split's SMs since this was asked; `None` before there is one of each kind."""

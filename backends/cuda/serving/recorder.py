@@ -117,6 +117,8 @@ class Recorder:
 
     def idle(self, view: StepView, duration_ms: float, finetune_sms: int) -> None:
         """A time without requests is over."""
+        if self._beside is not None:
+            self._beside.skip()
         self.book.idle_s += duration_ms / 1e3
         self.book.idle_finetune_sm_s += finetune_sms * duration_ms / 1e3
         self._loop.settle(StepResult(self.instance, view.step, 0, 0, (), (), (), duration_ms / 1e3))
