@@ -116,6 +116,10 @@ def execute_on_gpu(config: RunConfig, options: GpuOptions, out: Path, log: Path 
     if options.job is not None and not policy.finetunes:
         raise ConfigError(f"--finetune-job: the policy {config.policy!r} does not finetune")
     require_serving(options.device)
+    if options.device == "cuda":
+        from backends.cuda.serving.scheduler_factory import graph_sizes  # noqa: PLC0415
+
+        scenario.on_graphs(graph_sizes(config.max_batch))
     with prepared(out) as folder, tempfile.TemporaryDirectory() as scratch:
         instance = _instance(config, options, scenario, Path(scratch))
         return run_and_write(instance, config, options, scenario, folder, log, stage)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,11 @@ class Scenario:
         self.contexts = PolicyContexts(config.gpus, config.qos_ms, self.profile, self._reservation())
         find_policy(config.policy)
         self.loaded = loaded or load_configured(config)
+
+    def on_graphs(self, graph_batches: Sequence[int]) -> None:
+        """The GPU at hand runs decode graphs of these sizes, whatever the profile was measured with."""
+        self.profile = replace(self.profile, graph_batches=tuple(graph_batches))
+        self.contexts = replace(self.contexts, profile=self.profile)
 
     def run(
         self,

@@ -46,7 +46,7 @@ from benchmarks.colocation.plan import (
     group_of,
     result_name,
 )
-from benchmarks.colocation.process import instance_of, process_options, results_folder, run_settings
+from benchmarks.colocation.process import instance_of, on_graphs, process_options, results_folder, run_settings
 from benchmarks.colocation.step_tables import brief_of, by_decode_sms, worst
 from benchmarks.record import azure_conv
 from harli_cli.scenario import Scenario
@@ -153,6 +153,7 @@ class Cells:
         settings = argparse.Namespace(**{**vars(options), "qos_ms": self.qos_ms})
         self.config = RunConfig(**run_settings(settings, shared=self.shared))
         self.scenario = Scenario(self.config)
+        on_graphs(self.scenario, options)
 
     def make(self) -> Instance:
         """Load everything once."""

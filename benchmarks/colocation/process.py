@@ -67,10 +67,20 @@ def run_settings(options: argparse.Namespace, *, shared: bool) -> dict[str, Any]
     }
 
 
+def on_graphs(scenario: Scenario, options: argparse.Namespace) -> None:
+    """Let predictions be of the graphs that the decoder will have; a CPU has none."""
+    if options.device != "cuda":
+        return
+    from backends.cuda.serving.scheduler_factory import GRAPH_BATCHES, graph_sizes
+
+    scenario.on_graphs(graph_sizes(options.max_batch, options.graph_batches or GRAPH_BATCHES))
+
+
 def instance_of(scenario: Scenario, options: argparse.Namespace, *, shared: bool) -> Instance:
     """Load, capture, warm up; a random job is beside the decoder."""
     from backends.cuda.serving.instance import Instance
 
+    on_graphs(scenario, options)
     instance = Instance(serving_settings(scenario, options), StepPredictor(scenario.profile), options.prefill)
     instance.add_job(job_settings(scenario, options, shared=shared))
     instance.warm_up()

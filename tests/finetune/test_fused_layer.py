@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from backends.cuda.finetune.fused_layer import LayerKernels, fuse
+from backends.cuda.finetune.fused_layer import LayerKernels, fuse, triton_kernels
 from backends.cuda.finetune.submodel import CutModel
 from tests.finetune.tiny import LAYERS, VOCAB, tiny_peft
 
@@ -90,3 +90,8 @@ def test_a_norm_that_is_trained_stays() -> None:
     fuse(cut, counted(calls))
     outcome(model)
     assert calls["rms_norm"] == 2 * LAYERS
+
+
+def test_without_a_gpu_that_triton_compiles_for_layers_stay_stock() -> None:
+    """Whether Triton is missing or cannot launch, the job does without our kernels."""
+    assert triton_kernels("cpu") is None

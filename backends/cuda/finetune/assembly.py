@@ -77,7 +77,7 @@ def build_engine(
         _move_around(model, device)
     model.rotary = type(model.rotary)(model.config).to(device)
     states = LoraStates(model, device, dtype, recipe)
-    if fused and device.type == "cuda" and (kernels := triton_kernels()) is not None:
+    if fused and device.type == "cuda" and (kernels := triton_kernels(device)) is not None:
         fuse(model, kernels)
     eager = EagerRunner(model.layers, states.layers, device)
     if capture is None and graphs and device.type == "cuda":

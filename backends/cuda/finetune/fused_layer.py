@@ -27,11 +27,16 @@ class LayerKernels:
     rotary: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
-def triton_kernels() -> LayerKernels | None:
-    """Ours; `None` where Triton is not installed."""
+def triton_kernels(device: Any) -> LayerKernels | None:
+    """Ours; `None` where Triton is not installed, or cannot compile for ``device`` (it needs a C compiler)."""
+    import torch
+
     try:
         from backends.cuda.finetune import layer_kernels
-    except ImportError:
+
+        row = torch.ones(1, 16, device=device, dtype=torch.bfloat16)
+        layer_kernels.rms_norm(row, row[0], 1e-6)
+    except Exception:  # whatever Triton lacks, stock layers do without it
         return None
     return LayerKernels(layer_kernels.rms_norm, layer_kernels.swiglu, layer_kernels.rotary)
 

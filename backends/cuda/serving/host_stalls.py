@@ -5,6 +5,7 @@ Both should be over before anything is served; `HostStalls` says whether they we
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +31,11 @@ class HostStalls:
         """Have Triton tell of each kernel that it compiles, or loads because no launch had needed it."""
         self._on_gpu = on_gpu
         self.kernels: list[str] = []
+        self._earlier: Any = None
         if on_gpu:
             import triton
 
+            self._earlier = triton.knobs.runtime.jit_post_compile_hook
             triton.knobs.runtime.jit_post_compile_hook = self._made
 
     def look(self) -> Look:
@@ -51,15 +54,17 @@ class HostStalls:
             "kernels_made": self.kernels[before.kernels : now.kernels],
         }
 
-    def _made(self, **told: Any) -> None:
+    def _made(self, **told: Any) -> Any:
         self.kernels.append(str(told.get("repr")))
+        return None if self._earlier is None else self._earlier(**told)
 
 
 def keep_memory_for(stream: Any) -> None:
-    """Take memory on ``stream`` and give it back to torch, which keeps it for tensors of that stream."""
+    """Take memory on ``stream``, less where it is short, and give it back to torch, which keeps it for that stream."""
     import torch
 
-    with torch.cuda.stream(stream):
-        taken = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device="cuda") for _ in range(SMALL_COUNT)]
-        taken.append(torch.empty(LARGE_BYTES, dtype=torch.uint8, device="cuda"))
+    taken = []
+    with torch.cuda.stream(stream), suppress(torch.OutOfMemoryError):
+        for size_bytes in (*[SMALL_BYTES] * SMALL_COUNT, LARGE_BYTES):
+            taken.append(torch.empty(size_bytes, dtype=torch.uint8, device="cuda"))
     del taken
