@@ -90,10 +90,13 @@ def compare(
 
 def _show(document: Mapping[str, Any], written: str) -> None:
     from harli_cli.comparison.table import comparison_table  # noqa: PLC0415
+    from harli_cli.remarks import trust_warning  # noqa: PLC0415
 
     console = Console(width=None if sys.stdout.isatty() else 220)
     console.print(comparison_table(document))
     console.print(f"best within the target: {document['best_within_target'] or 'none kept it'}", highlight=False)
+    for line in trust_warning(document["rows"]):
+        console.print(line, highlight=False, soft_wrap=True)
     for verdict in document["checks"]:
         sides = " and ".join(
             "nothing" if verdict[side] is None else f"{verdict[side]:,.6g}" for side in ("left", "right")

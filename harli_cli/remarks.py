@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 TRUSTED_SHARE = 0.05
@@ -53,6 +54,18 @@ def rejections(summary: dict[str, Any]) -> list[str]:
     """One line a reason, most frequent first."""
     reasons = summary["requests"]["rejection_reasons"]
     return [f"{count:,} rejected: {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])]
+
+
+def trust_warning(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For a comparison: the policies of which more than `TRUSTED_SHARE` of steps beside finetuning were not measured."""
+    shares = {str(row["policy"]): (row.get("extrapolated") or {}).get("mean") or 0.0 for row in rows}
+    told = [f"{policy} {share:.1%}" for policy, share in shares.items() if share > TRUSTED_SHARE]
+    if not told:
+        return []
+    return [
+        f"warning: durations of steps beside finetuning outside the measured range: {', '.join(told)} "
+        f"({CAUSES['colocated']}see {WHERE})"
+    ]
 
 
 def extrapolation_warnings(summary: dict[str, Any]) -> list[str]:

@@ -52,7 +52,10 @@ def run(
         int | None, typer.Option(help="GPUs that serve under 'separate' [default: the fewest that keep the target].")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="Profile file that 'harli fit' wrote [default: the one that ships].")
+        str | None,
+        typer.Option(
+            help="Profile file that 'harli fit' wrote [default: of --samples, else the one that ships]."
+        ),
     ] = None,
     samples: Annotated[
         str | None,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harli_cli.remarks import remarks
+from harli_cli.remarks import remarks, trust_warning
 from harli_cli.tables import result_table
 from harli_cli.wording import title
 from tests.cli.conftest import Harli
@@ -101,6 +101,20 @@ def test_gain_without_the_target(summary: Summary, violations: int, value: str) 
         "inference_only": {"excess_violations": 0},
     }
     assert row(summary, "gain over separate (1 serving)") == value
+
+
+def test_a_comparison_names_the_policies_that_rest_on_extrapolation() -> None:
+    """One line for all of them; those that were measured, or have no such figure, are not in it."""
+    rows: list[Summary] = [
+        {"policy": "hybrid", "extrapolated": {"mean": 0.326}},
+        {"policy": "mine", "extrapolated": {"mean": 0.927}},
+        {"policy": "separate", "extrapolated": {"mean": 0.05}},
+        {"policy": "inference_only", "extrapolated": None},
+    ]
+    (line,) = trust_warning(rows)
+    assert "hybrid 32.6%, mine 92.7% (" in line
+    assert "separate" not in line
+    assert trust_warning(rows[2:]) == []
 
 
 def test_warning_where_much_is_extrapolated(summary: Summary) -> None:

@@ -270,10 +270,29 @@ def test_a_step_that_ran_without_a_graph_has_waited_for_nothing(
     assert interleaving.behind(132) is not None
     begin_ms, end_ms = decode.run(0.1)
     gpu.now = max(gpu.now, end_ms)
-    held: Any = SimpleNamespace(plan=SimpleNamespace(decode_sms=132), turn_budget_ms=0.0)
+    held: Any = SimpleNamespace(plan=SimpleNamespace(decode_sms=132, jobs=(1,)), turn_budget_ms=0.0)
     step: Any = SimpleNamespace(begin=Mark(begin_ms), decode_ms=end_ms - begin_ms)
     assert interleaving.over(held, gpu.now, step) == 0.0
     assert interleaving.start_gap_ms == []
+
+
+@pytest.mark.parametrize(("jobs", "gaps"), [((1,), 1), ((), 0)])
+def test_pauses_are_no_gaps_before_a_step(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump, jobs: tuple[int, ...], gaps: int
+) -> None:
+    """Where the plan has no finetuning the last unit ended before a pause, however long that was."""
+    plans = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
+    decoder: Any = SimpleNamespace(stream=Stream(gpu), began_ms=0.0)
+    interleaving = Interleaving(decoder, work.streams, gpu, plans, SimpleNamespace(pump=pump))  # type: ignore[arg-type]
+    unit = pump.ready_unit()
+    assert unit is not None
+    pump.launch(unit, pump.total_sms)
+    assert interleaving.behind(132) is not None
+    gpu.now += 500.0
+    held: Any = SimpleNamespace(plan=SimpleNamespace(decode_sms=132, jobs=jobs), turn_budget_ms=0.0)
+    step: Any = SimpleNamespace(begin=Mark(gpu.now), decode_ms=1.0)
+    interleaving.over(held, gpu.now, step)
+    assert len(interleaving.start_gap_ms) == gaps
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 8, 100, 256, 257, 300, 512, 1000])

@@ -98,7 +98,8 @@ class Interleaving:
             self._job.pump.unblock(self._running_ms, now_ms)
             self._advance(self._turn, now_ms + held.turn_budget_ms, self.lead.ms)
         self._decode_ms[held.plan.decode_sms] = step.decode_ms
-        if self._waited is not None and self._timeline.passed(self._waited):  # a step without a graph waits for nothing
+        finetunes = self.pump(held) is not None  # else the last unit may have ended long before
+        if finetunes and self._waited is not None and self._timeline.passed(self._waited):
             self.start_gap_ms.append(self._timeline.between_ms(self._waited, step.begin))
         marks = self._taken.marks if self._taken is not None else None
         self._taken = None
