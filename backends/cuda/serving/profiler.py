@@ -63,8 +63,8 @@ QUICK = Extent(
         OperatingPoint(*pair) for pair in ((1, 256), (8, 512), (32, 2048), (64, 512), (128, 1024), (256, 512))
     ),
     batches=(1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256),
-    contexts=(256, 1024, 4096),
-    most_kv_tokens=131072 + 1024,
+    contexts=(256, 1024, 2048, 4096),
+    most_kv_tokens=192 * 1024 + 1024,  # 96 requests of 2,048 tokens: conversations hold more than 1,024
 )
 """For a served model on an H200 in five minutes; batches are those that decode graphs are captured for."""
 
