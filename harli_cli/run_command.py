@@ -53,9 +53,7 @@ def run(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(
-            help="Profile file that 'harli fit' wrote [default: of --samples, else the one that ships]."
-        ),
+        typer.Option(help="Profile file that 'harli fit' wrote [default: of --samples, else the one that ships]."),
     ] = None,
     samples: Annotated[
         str | None,
