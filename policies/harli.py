@@ -55,14 +55,17 @@ class Harli:
         steps, guard = self._hold_steps, self._monitor.guard
         if view.jobs and not guard.paused:
             graph_batches, qos_ms = self._context.predictor.profile.graph_batches, self._context.qos_ms
-            roomy = RoomyHold.of(view, steps, qos_ms, graph_batches)
-            for room in (roomy, RoomyHold.exact(view, steps, qos_ms)):
-                choice = self._choose(self._context.predictor.predict(room.batch, room.kv_tokens).colocated_ms)
-                if choice is not None:
-                    return room.hold, choice
+            room = RoomyHold.of(view, steps, qos_ms, graph_batches)
+            choice = self._choose(room)
+            if choice is None:
+                room = RoomyHold.exact(view, steps, qos_ms)
+                choice = self._choose(room)
+            if choice is not None:
+                return room.hold, choice
         return Hold(min(steps, guard.paused_steps or steps), None), None
 
-    def _choose(self, colocated_ms: tuple[float, ...]) -> int | None:
+    def _choose(self, room: RoomyHold) -> int | None:
+        colocated_ms = self._context.predictor.predict(room.batch, room.kv_tokens).colocated_ms
         corrected = [latency_ms * self._monitor.ring(choice).centre for choice, latency_ms in enumerate(colocated_ms)]
         choice = closest_below(corrected, self._context.qos_ms)
         if choice is not None and self._last is not None and corrected[choice] > corrected[self._last]:

@@ -64,9 +64,8 @@ class DeviceModel:
         self._units = _unit_durations(samples, finetune_model, unit_tokens)
         self._prefill = _prefill_curve(samples, device.total_sms)
         self._solo_noise, self._shared_noise = _step_noise(samples, device.splits, seed, self._shared_ms)
-        long_units = [
-            unit for unit in samples.finetune_units if unit.unit != "optimizer"
-        ]  # a turn is hardly made of that
+        # Without the optimizer's unit: a turn is hardly made of it.
+        long_units = [unit for unit in samples.finetune_units if unit.unit != "optimizer"]
         spread = [ratio for unit in long_units for ratio in _over_median(unit.ms, unit.ms)]
         self._turn_noise = RecordedNoise(spread, seed, 1000)
         self._points: dict[tuple[int, bool, int], BatchPoint] = {}

@@ -47,7 +47,6 @@ def build_engine(
     slot_memory: SlotMemory | None = None,
     settings: UnitSettings | None = None,
     graphs: bool = True,
-    fused: bool = True,
     capture: Capture | None = None,
     checkpoints: CheckpointWriter | None = None,
     on_step: Callable[[StepReport], None] | None = None,
@@ -56,8 +55,8 @@ def build_engine(
 
     On the CPU all layers stay where they are unless ``window_layers`` says otherwise; on a GPU that means all layers in
     slots, with their masters on the host. ``slot_memory`` is where the slots come from (`None`: torch). ``graphs``
-    captures the layers' units on a GPU, ``capture`` is another way to do that; ``fused`` has our kernels between a layer's
-    products on a GPU that Triton is installed for. The model belongs to the engine afterwards.
+    captures the layers' units on a GPU, ``capture`` is another way to do that. On a GPU that Triton is installed for, our
+    kernels run between a layer's products. The model belongs to the engine afterwards.
     """
     import torch
 
@@ -77,7 +76,7 @@ def build_engine(
         _move_around(model, device)
     model.rotary = type(model.rotary)(model.config).to(device)
     states = LoraStates(model, device, dtype, recipe)
-    if fused and device.type == "cuda" and (kernels := triton_kernels(device)) is not None:
+    if device.type == "cuda" and (kernels := triton_kernels(device)) is not None:
         fuse(model, kernels)
     eager = EagerRunner(model.layers, states.layers, device)
     if capture is None and graphs and device.type == "cuda":
