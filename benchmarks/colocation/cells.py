@@ -245,7 +245,6 @@ class Cells:
             "partitions": instance.partitions.kind,
             "prefill": self.options.prefill,
             "startup_s": instance.startup_s,
-            "products_planned_for_partitions": instance.gemms.by_sms if instance.gemms is not None else None,
             "layers": self.options.layers,
             "cells": self.cells,
             "not_measured": [policy for policy in self.point.policies if policy not in self.cells],

@@ -53,10 +53,6 @@ class FormulaBench:
         ms = (4.0 + 0.02 * stairs + 2e-5 * self._kv_tokens) * (132 / sms) ** 0.5 * self.slow
         return self._spent(ms, steps)
 
-    def planned_for(self, split: Split | None, batch: int) -> bool:
-        """See `Bench`."""
-        return split is not None and split.decode_sms == 20 and batch == 128
-
     def decode_beside(self, split: Split, steps: int) -> tuple[list[float], float]:
         """See `Bench`."""
         return [1.2 * ms for ms in self.decode(split, steps)], 1.1

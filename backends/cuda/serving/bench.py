@@ -45,10 +45,6 @@ class Bench(Protocol):
         """``steps`` consecutive decode steps alone."""
         ...
 
-    def planned_for(self, split: Split | None, batch: int) -> bool:
-        """Whether decode's matrix products for ``batch`` requests are planned for the SMs of the split."""
-        ...
-
     def decode_beside(self, split: Split, steps: int) -> tuple[list[float], float]:
         """The same beside forward and backward units; and how much longer these took than alone."""
         ...
@@ -95,11 +91,6 @@ class InstanceBench:
     def decode(self, split: Split | None, steps: int) -> list[float]:
         """See `Bench`; a first step is not counted."""
         return self._decode(self._lanes[split], steps, beside=False)
-
-    def planned_for(self, split: Split | None, batch: int) -> bool:
-        """See `Bench`."""
-        gemms = self._instance.gemms
-        return gemms is not None and split is not None and batch in gemms.by_sms[split.decode_sms]
 
     def decode_beside(self, split: Split, steps: int) -> tuple[list[float], float]:
         """See `Bench`."""

@@ -20,7 +20,6 @@ from backends.cuda.serving.hosted_job import Job, JobOutcome, describe
 from backends.cuda.serving.job_host import host_job
 from backends.cuda.serving.job_source import FileJob, JobSettings, JobSource, RandomJob
 from backends.cuda.serving.job_warm_up import warm_up_job
-from backends.cuda.serving.partition_gemms import PartitionGemms
 from backends.cuda.serving.partitions import Partitions, cuda_partitions, host_partitions
 from backends.cuda.serving.recorder import Recorder
 from backends.cuda.serving.scheduler_factory import ServingSettings, make_scheduler
@@ -77,7 +76,6 @@ class Instance:
             if self.on_gpu:
                 scheduler.schedule_stream = self.stream
             self.decoder = Decoder(scheduler, self.timeline, self.stream, prefill)
-        self.gemms: PartitionGemms | None = getattr(scheduler, "partition_gemms", None)
         self.startup_s["model, memory, graphs"] = time.perf_counter() - begin_s
         report(f"decoder ready after {sum(self.startup_s.values()):.1f} s: {self.startup_s}")
         self.job: Job | None = None

@@ -134,7 +134,7 @@ class Profiler:
             self._solo.append(SoloPoint(sms, point.batch, point.kv_tokens, median(solo)))
             yield {
                 "kind": "decode_solo", "batch": point.batch, "context": point.context_tokens, "sm": sms,
-                "sm_count_target": bench.planned_for(split, point.batch), "ms": solo,
+                "sm_count_target": False, "ms": solo,
             }  # fmt: skip
             if split is not None and point.batch >= extent.beside_from_batch:
                 yield self._beside(split, point, median(solo), pairs[split.finetune_sms], finetune_model)

@@ -9,7 +9,6 @@ from typing import Any
 
 from backends.cuda.serving import sglang_version
 from backends.cuda.serving.kv_pool import PINNED_TOKENS, KvSettings
-from backends.cuda.serving.partition_gemms import PartitionGemms
 from backends.cuda.serving.partitions import Partitions
 
 GRAPH_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
@@ -102,13 +101,8 @@ def make_scheduler(settings: ServingSettings, partitions: Partitions | None) -> 
     groups = 1 if partitions is None or settings.device == "cpu" else partitions.groups
     args = server_args(settings, groups)
     set_global_server_args_for_scheduler(args)
-    if groups == 1 or partitions is None:
-        return Scheduler(args, PortArgs.init_new(args), 0, 0, 0, 0, 0, 0, None)
-    gemms = PartitionGemms(partitions)
-    with gemms.while_capturing():
-        scheduler = _with_partitions(Scheduler, partitions)(args, PortArgs.init_new(args), 0, 0, 0, 0, 0, 0, None)
-    scheduler.partition_gemms = gemms
-    return scheduler
+    kind = _with_partitions(Scheduler, partitions) if groups > 1 and partitions is not None else Scheduler
+    return kind(args, PortArgs.init_new(args), 0, 0, 0, 0, 0, 0, None)
 
 
 def _with_partitions(scheduler: Any, partitions: Partitions) -> Any:
