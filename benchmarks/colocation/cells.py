@@ -47,7 +47,7 @@ from benchmarks.colocation.plan import (
     result_name,
 )
 from benchmarks.colocation.process import instance_of, on_graphs, process_options, results_folder, run_settings
-from benchmarks.colocation.step_tables import brief_of, by_decode_sms, worst
+from benchmarks.colocation.step_tables import brief_of, by_decode_sms, slow_launches, worst
 from benchmarks.record import azure_conv
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
@@ -124,6 +124,7 @@ def finetune_rate(instance: Instance, job: Any, serving: Any, warm_up_s: float) 
         "units": [{"kind": kind, "sms": sms, **brief_of(times)} for (kind, sms), times in job.pump.times.run.items()],
         "gaps_before_units": [{"sms": sms, **brief_of(times)} for sms, times in job.pump.times.gap.items()],
         "unit_launches": {kind: brief_of(times) for kind, times in job.pump.times.launch.items()},
+        "slow_launches": slow_launches(job.pump.times, serving.zero_s),
         "rows_lent_total": job.memory.lent_total,
         "rows_reclaimed_total": job.memory.reclaimed_total,
         "reclaim_ms": distribution(np.asarray(job.memory.reclaim_ms)) if job.memory.reclaim_ms else None,

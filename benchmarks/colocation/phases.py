@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.colocation.step_tables import worst
+from benchmarks.colocation.step_tables import slow_launches, worst
 from benchmarks.record import azure_conv, provenance, write_json
 from harli_cli.report.columns import ResultColumns, columns_of
 from harli_cli.report.digest import digest
@@ -99,6 +99,7 @@ def measured(scenario: Scenario, options: argparse.Namespace) -> tuple[Books, di
         "gpu_memory_gb": memory_gb(options.device),
         "host_stalls": stalls,
         "unit_graphs": graph_counters(instance),
+        "slow_launches": slow_launches(instance.job.pump.times, zero_ms / 1e3),
         "finetune_stopped": books[0]["finetune"]["stopped"],
         "serving": loops[0],
         "reclaims": [row for row in rows if row[0] >= 0.0],

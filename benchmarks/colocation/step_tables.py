@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.cuda.serving.unit_times import Times
+from backends.cuda.serving.unit_times import Times, UnitTimes
 from harli_core.records import StepBook
 
 if TYPE_CHECKING:
@@ -39,6 +39,14 @@ def brief_of(times: Times) -> dict[str, float]:
     """How many, their mean and the longest."""
     mean_ms = round(times.total_ms / times.count, 4)
     return {"count": times.count, "mean_ms": mean_ms, "longest_ms": round(times.longest_ms, 4)}
+
+
+def slow_launches(times: UnitTimes, zero_s: float) -> list[dict[str, Any]]:
+    """Launches of units that the host was held up in, ``at_s`` after the run began."""
+    return [
+        {"at_s": round(slow.at_ms / 1e3 - zero_s, 3), "kind": slow.kind, "sms": slow.sms, "ms": round(slow.took_ms, 3)}
+        for slow in times.slow
+    ]
 
 
 def worst(steps: StepBook, late: NDArray[np.bool_], serving: ServingLoop | None = None) -> list[dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -31,17 +32,24 @@ def test_requests_are_let_in_one_by_one_and_several_at_a_time(instance: Any, mon
     instance.decoder.check_idle()
 
 
-def test_without_a_gpu_nothing_is_counted() -> None:
-    """No driver is asked and Triton is not even imported."""
+def test_without_a_gpu_only_collections_are_counted() -> None:
+    """No driver is asked and Triton is not even imported; what was before the look is left out."""
     stalls = HostStalls(on_gpu=False)
-    assert stalls.look() == Look(0, 0)
-    assert stalls.since(Look(0, 0)) == {"driver_allocations": 0, "kernels_made": []}
+    gc.collect()
+    before = stalls.look()
+    assert before == Look(0, 0, len(stalls.collections_ms))
+    assert before.collections > 0
+    gc.collect()
+    found = stalls.since(before)
+    assert found["garbage_collections"] == 1
+    assert found["longest_collection_ms"] > 0.0
+    assert (found["driver_allocations"], found["kernels_made"]) == (0, [])
 
 
 def test_kernels_that_triton_makes_are_named() -> None:
     """Those since the look, by what Triton calls them."""
     stalls = HostStalls(on_gpu=False)
     stalls._made(key="", repr="first", fn=None)
-    before = Look(0, len(stalls.kernels))
+    before = Look(0, len(stalls.kernels), 0)
     stalls._made(repr="second")
     assert stalls.kernels[before.kernels :] == ["second"]

@@ -10,6 +10,10 @@ from backends.cuda.finetune.submodel import Submodel
 from harli_core.errors import ConfigError, OutOfMemoryError
 from harli_core.memory.window import LayerWindow
 
+PIECE_BYTES = 16 << 20
+"""A layer is copied in pieces of this size: the GPU copies in one direction one after the other, and what decoding copies in
+between must not wait for a whole layer."""
+
 SlotMemory = Callable[[int, Any], Any]
 """``allocate(size_bytes, stream)``: a uint8 tensor on the device, freed in the order of ``stream`` with its last reference.
 
@@ -101,6 +105,12 @@ class Slot:
         self.layer: int | None = None
         self.loaded: Any = None
         self.read: Any = None
+
+
+def copy_in_pieces(to: Any, master: Any, piece_bytes: int) -> None:
+    """Enqueue the copy of a pinned uint8 ``master`` to the device, ``piece_bytes`` at a time, on the current stream."""
+    for part, given in zip(to.split(piece_bytes), master.split(piece_bytes), strict=True):
+        part.copy_(given, non_blocking=True)
 
 
 class WindowedWeights:
@@ -253,7 +263,7 @@ class WindowedWeights:
             return
         self._fence(slot)
         with self._torch.cuda.stream(self._stream):
-            slot.flat.copy_(self._masters[layer], non_blocking=True)
+            copy_in_pieces(slot.flat, self._masters[layer], PIECE_BYTES)
             slot.loaded = self._torch.cuda.Event()
             slot.loaded.record(self._stream)
 

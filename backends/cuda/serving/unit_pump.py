@@ -252,7 +252,7 @@ class UnitPump:
             return False
         end = self._timeline.mark(stream)
         took_ms = self._timeline.now_ms() - before_ms
-        self.times.launched(unit.kind, took_ms)
+        self.times.launched(unit.kind, sms, before_ms, took_ms)
         self._launch_ms[unit.kind] = max(min(took_ms, MOST_LAUNCH_MS), FORGETTING * self._launch_ms.get(unit.kind, 0.0))
         self._flights.append(Flight(unit.kind, sms, predicted_ms, expected_ms, from_ms, begin, end, behind is not None))
         self.launched += 1
