@@ -6,12 +6,15 @@ does the work again with the very tensors that the module had then, whatever it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.layer_graphs import GraphRunner
@@ -56,6 +59,7 @@ class FixedAddresses:
         self.planned: list[int | None] = []
         self.streams = 1
         self.replayed_for: list[int | None] = []
+        self.unit_memory = Overwritten()
 
     def key(self, stream: Any) -> int | None:
         """Streams are not looked at; the number of the present one."""
@@ -73,6 +77,7 @@ class FixedAddresses:
 
     def capture(self, module: Any, work: Callable[[], None], stream: Any, sms: int | None) -> Replayed:
         """Work for later."""
+        self.unit_memory.overwrite()
         return Replayed(module, work, sms)
 
     def ms(self, graph: Replayed) -> float:
@@ -80,8 +85,41 @@ class FixedAddresses:
         graph.replay()
         return 1.0 if graph.sms == self.fast else 2.0
 
+    def memory(self, stream: Any) -> AbstractContextManager[Any]:
+        """Memory that the next unit takes over: what the last one allocated in it holds no number from here on."""
+        self.unit_memory.overwrite()
+        return self.unit_memory
+
     def forget(self, key: int) -> None:
         """Nothing is kept here."""
+
+
+class Overwritten(TorchDispatchMode):  # type: ignore[misc]
+    """Notes every floating tensor that is made inside, for `overwrite`."""
+
+    def __init__(self) -> None:
+        """Nothing was made."""
+        super().__init__()
+        self.made: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note results that are in no argument's memory."""
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        given = {part.untyped_storage().data_ptr() for part in tree_leaves((args, kwargs)) if torch.is_tensor(part)}
+        self.made += [
+            part
+            for part in tree_leaves(found)
+            if torch.is_tensor(part) and part.is_floating_point() and part.untyped_storage().data_ptr() not in given
+        ]
+        return found
+
+    def overwrite(self) -> None:
+        """Another unit has the memory: none of it is a number now."""
+        with torch.no_grad():
+            for part in self.made:
+                part.detach().fill_(math.nan)
+        self.made.clear()
 
 
 def graphs_of(engine: FinetuneEngine) -> GraphRunner:
@@ -197,6 +235,30 @@ def test_a_capture_that_was_held_up_is_not_the_last_one(monkeypatch: pytest.Monk
         eager_steps = engine.state.step
     assert runner.counters.captured == 1
     assert eager_steps < 100
+
+
+@pytest.mark.parametrize("host_ms", [None, 0.0])
+def test_nothing_of_a_unit_s_own_memory_is_read_later(host_ms: float | None) -> None:
+    """Eager units and head + loss leave copies of their results: losses and state are those of plain memory."""
+    losses, state, _ = trained(None)
+    seen, capture = Collected(), FixedAddresses()
+    engine = tiny_engine(tiny_peft(lora_dropout=0.1), equal_lengths(), recipe(), on_step=seen, capture=capture)
+    while (unit := engine.next_unit()) is not None:
+        engine.run(unit, None, host_ms)
+    assert seen.losses == losses
+    assert all(torch.equal(tensor, state[name]) for name, tensor in engine.states.tensors().items())
+
+
+def test_what_is_kept_from_a_unit_s_memory_is_no_number() -> None:
+    """The test above would see it: a tensor made inside is NaN afterwards, one that was there before is not."""
+    before, memory = torch.zeros(3), Overwritten()
+    with memory:
+        made = before + 1.0
+        before += made
+    assert made.tolist() == [1.0, 1.0, 1.0]
+    memory.overwrite()
+    assert made.isnan().all()
+    assert before.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_outputs_are_used_again() -> None:

@@ -61,6 +61,10 @@ class Capture(Protocol):
         """Time of a few replays, waited for."""
         ...
 
+    def memory(self, stream: Any) -> AbstractContextManager[None]:
+        """What is allocated inside lies where graphs of ``stream`` keep intermediate tensors: nothing may outlive it."""
+        ...
+
     def forget(self, key: int) -> None:
         """The stream of this key is to be destroyed."""
         ...
@@ -136,18 +140,20 @@ class GraphRunner:
         stage = self._replayed("forward", place, hidden, None, inputs)
         if stage is not None:
             return self._copied(stage.output)
-        with self._capture.planned_for(self._known_target("forward", place, hidden, inputs)):
+        planned = self._capture.planned_for(self._known_target("forward", place, hidden, inputs))
+        with self.working_memory(place.stream), planned:
             output = self._eager.forward(place, hidden, inputs)
-        # It comes to be reused like any other: were none taken here, there would be one more with each eager unit.
-        return self._copied(output) if self._spare and output.shape == self._spare_shape else output
+        return self._copied(output)
 
     def backward(self, place: Place, hidden: Any, by_output: Any, inputs: AttentionInputs, *, by_input: bool) -> Any:
         """See `LayerRunner`."""
         kind: Kind = "backward_to_input" if by_input else "backward"
         stage = self._replayed(kind, place, hidden, by_output, inputs)
         if stage is None:
-            with self._capture.planned_for(self._known_target(kind, place, hidden, inputs)):
-                return self._eager.backward(place, hidden, by_output, inputs, by_input=by_input)
+            planned = self._capture.planned_for(self._known_target(kind, place, hidden, inputs))
+            with self.working_memory(place.stream), planned:
+                by_hidden = self._eager.backward(place, hidden, by_output, inputs, by_input=by_input)
+            return None if by_hidden is None else by_hidden.clone()
         state = self._eager.states[place.layer]
         if state is not None:
             state.gradient.add_(stage.gradient)
@@ -157,6 +163,10 @@ class GraphRunner:
         """See `LayerRunner`; torch keeps what is freed for the stream that it was made on, so each would have its own."""
         if output.shape == self._spare_shape:
             self._spare.append(output)
+
+    def working_memory(self, stream: Any) -> AbstractContextManager[None]:
+        """See `LayerRunner`: where graphs of the stream have theirs."""
+        return self._capture.memory(stream)
 
     def _copied(self, output: Any) -> Any:
         if output.shape != self._spare_shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +43,10 @@ class LayerRunner(Protocol):
         """No unit from now on reads ``output``, which `forward` returned: it may become the output of a later one."""
         ...
 
+    def working_memory(self, stream: Any) -> AbstractContextManager[None]:
+        """What is allocated inside is this unit's own: the next unit on ``stream`` takes its memory over."""
+        ...
+
 
 class EagerRunner:
     """Kernel after kernel, any shape."""
@@ -68,3 +73,7 @@ class EagerRunner:
 
     def reuse(self, output: Any) -> None:
         """See `LayerRunner`; torch has it back with the last reference."""
+
+    def working_memory(self, stream: Any) -> AbstractContextManager[None]:  # noqa: ARG002
+        """See `LayerRunner`; torch's own memory, which tells units from what outlives them by references."""
+        return nullcontext()

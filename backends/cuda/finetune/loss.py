@@ -44,6 +44,7 @@ def chunked_loss(
             del log_probabilities
             by_logits.scatter_(1, wanted, (chosen.exp() - 1.0).to(by_logits.dtype)).div_(trained_tokens)
         by_rows, *rest = torch.autograd.grad(logits, [rows, *parameters], by_logits)
+        del logits, by_logits  # before the next chunk has its own
         by_hidden[here] = by_rows
         for total, part in zip(by_parameter, rest, strict=True):
             total.add_(part)

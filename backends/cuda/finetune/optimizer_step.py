@@ -74,7 +74,7 @@ class OptimizerStep:
         elif unit.kind == "backward":
             self._backward(unit, stream, host_ms)
         elif unit.kind == "head_loss":
-            self._head_loss(unit)
+            self._head_loss(unit, stream)
         else:
             self._optimizer(unit)
 
@@ -110,7 +110,7 @@ class OptimizerStep:
             self._drop(layer, index)
         kept.put(layer + 1, index, output)
 
-    def _head_loss(self, unit: Unit) -> None:
+    def _head_loss(self, unit: Unit, stream: Any) -> None:
         index, kept = unit.micro_batch, self.activations
         assert index is not None
         layers, parts = len(self.parts.model.layers), self.parts.settings.head_parts
@@ -122,7 +122,7 @@ class OptimizerStep:
         rows = trained[first:end]
         state = self.parts.states.head
         width = hidden.shape[-1]
-        with seeded(self._seed(HEAD, index, unit.part), self.parts.device):
+        with self.parts.runner.working_memory(stream), seeded(self._seed(HEAD, index, unit.part), self.parts.device):
             loss, by_rows, gradients = chunked_loss(
                 self.parts.model.project,
                 hidden.view(-1, width).index_select(0, rows),
@@ -131,10 +131,11 @@ class OptimizerStep:
                 self.parts.settings.loss_chunk_tokens,
                 [] if state is None else state.parameters,
             )
-        self.loss += loss
-        if state is not None:
-            state.add(gradients)
-        kept.gradient(index).view(-1, width).index_copy_(0, rows, by_rows)
+            self.loss += loss
+            if state is not None:
+                state.add(gradients)
+            kept.gradient(index).view(-1, width).index_copy_(0, rows, by_rows)
+            del loss, by_rows, gradients
         if unit.part + 1 == parts:
             self._drop(layers, index)
 
