@@ -20,6 +20,11 @@ TRACES = {
 """The public traces that benchmarks replay, below the folder that HARLI_SHARED names."""
 
 
+def results_folder(script: str) -> Path:
+    """Where results of the benchmark at ``script`` (its ``__file__``) go: HARLI_RESULTS, or ``results`` beside it."""
+    return Path(os.environ.get("HARLI_RESULTS", Path(script).parent / "results"))
+
+
 def write_json(path: Path, document: object) -> None:
     """Replace ``path`` in one step; equal documents give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)

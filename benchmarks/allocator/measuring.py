@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.record import results_folder
+
 RESULTS = Path(__file__).parent / "results"
 REPOSITORY = Path(__file__).parents[2]
 
@@ -46,7 +48,7 @@ def commit() -> str | None:
 
 def save(name: str, figures: dict[str, Any]) -> Path:
     """Write ``results/name.json`` at once or not at all; HARLI_RESULTS names another folder."""
-    folder = Path(os.environ.get("HARLI_RESULTS", RESULTS))
+    folder = results_folder(__file__)
     folder.mkdir(parents=True, exist_ok=True)
     record = {
         "benchmark": name,

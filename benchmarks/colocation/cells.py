@@ -46,9 +46,9 @@ from benchmarks.colocation.plan import (
     group_of,
     result_name,
 )
-from benchmarks.colocation.process import instance_of, on_graphs, process_options, results_folder, run_settings
+from benchmarks.colocation.process import instance_of, on_graphs, process_options, run_settings
 from benchmarks.colocation.step_tables import brief_of, by_decode_sms, worst
-from benchmarks.record import azure_conv
+from benchmarks.record import azure_conv, results_folder
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
 from harli_core.records import COMPLETED, RequestBook, StepBook
@@ -144,7 +144,7 @@ class Cells:
     def __init__(self, options: argparse.Namespace, group: Group, point: Point, process: Process) -> None:
         """Nothing is loaded before a cell is missing."""
         self.options, self.group, self.point, self.process = options, group, point, process
-        self.path = results_folder() / f"{result_name(group, point)}.json"
+        self.path = results_folder(__file__) / f"{result_name(group, point)}.json"
         self.cells: dict[str, Any] = {}
         if self.path.exists() and not options.again:
             self.cells = json.loads(self.path.read_text())["cells"]
@@ -266,7 +266,7 @@ def target_ms(group: Group, point: Point) -> float:
     """The point's target; one relative to solo needs ``inference_only`` measured at the same load."""
     if point.target_ms is not None:
         return point.target_ms
-    path = results_folder() / f"{result_name(group, Point(point.load_tokens_per_s, HEADLINE.target_ms))}.json"
+    path = results_folder(__file__) / f"{result_name(group, Point(point.load_tokens_per_s, HEADLINE.target_ms))}.json"
     cells = json.loads(path.read_text())["cells"] if path.exists() else {}
     if "inference_only" not in cells:
         raise SystemExit(f"{point.name}: measure inference_only at {point.load_tokens_per_s} tokens/s and 40 ms first")
