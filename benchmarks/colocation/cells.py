@@ -48,7 +48,7 @@ from benchmarks.colocation.plan import (
 )
 from benchmarks.colocation.process import instance_of, on_graphs, process_options, run_settings
 from benchmarks.colocation.step_tables import brief_of, by_decode_sms, worst
-from benchmarks.record import azure_conv, results_folder
+from benchmarks.record import azure_conv, results_folder, write_json
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
 from harli_core.records import COMPLETED, RequestBook, StepBook
@@ -251,10 +251,7 @@ class Cells:
             "not_measured": [policy for policy in self.point.policies if policy not in self.cells],
             "gain_over_separate": gains(self.cells),
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".json.partial")
-        partial.write_text(json.dumps(document, indent=1) + "\n")
-        partial.replace(self.path)
+        write_json(self.path, document, sort_keys=False)
 
 
 def command() -> list[str]:

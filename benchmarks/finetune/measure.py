@@ -43,7 +43,7 @@ from benchmarks.finetune.timing import (
     run_step,
     unit_lengths,
 )
-from benchmarks.record import results_folder
+from benchmarks.record import results_folder, write_json
 
 PARTS = ("alone", "breakdown", "window", "units", "partitions")
 PARTITIONS_SMS = (32, 64, 96, 112, 120)
@@ -90,10 +90,7 @@ class Bench:
             "lora": {"targets": self.options.targets, "rank": self.options.rank},
             "parts": self.figures,
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".json.partial")
-        partial.write_text(json.dumps(record, indent=1) + "\n")
-        partial.replace(self.path)
+        write_json(self.path, record, sort_keys=False)
         print(json.dumps({self.name: {part: figures}}), flush=True)
 
     def build_model(self) -> Any:
