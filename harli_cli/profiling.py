@@ -17,6 +17,12 @@ from harli_core.predict.profile import Profile
 from harli_core.predict.samples import Samples, parse_samples
 from traces.whole_file import replace_text, replaceable
 
+INSTEAD = (
+    "simulate the GPU that ships (harli run), or one that was measured elsewhere: "
+    "harli run --samples FILE, harli fit FILE PROFILE"
+)
+"""What there is to do without a GPU."""
+
 BUDGET_S = 295.0
 """For all of ``harli profile``, loading included: five minutes, and something to write the file in."""
 
@@ -70,7 +76,7 @@ def measure(model: str, finetune_model: str, out: Path, unit_tokens: int, say: C
     model_shape(model)
     model_shape(finetune_model)
     check_place(out)
-    require()
+    require("harli profile, which measures a GPU,", INSTEAD)
     lines = _lines(model, finetune_model, unit_tokens, say)
     replace_text(out, "".join(json.dumps(line) + "\n" for line in lines))
     return len(lines)

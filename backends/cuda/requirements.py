@@ -79,19 +79,20 @@ def missing() -> list[str]:
     return lacking
 
 
-def require() -> None:
-    """Raise `BackendUnavailableError` with everything that is missing in one line."""
+def require(what: str, instead: str) -> None:
+    """Raise `BackendUnavailableError` with everything that is missing for ``what`` in one line, and what else to do."""
     lacking = missing()
     if lacking:
-        raise BackendUnavailableError(
-            "--backend cuda cannot run here: " + "; ".join(lacking) + "; or use --backend sim"
-        )
+        raise BackendUnavailableError(f"{what} cannot run here: {'; '.join(lacking)}; or {instead}")
 
 
 def require_serving(device: str) -> None:
-    """`require` for "cuda"; for "cpu", where SGLang's CPU path serves a tiny model, the same without a driver."""
+    """What ``--backend cuda`` needs; for "cpu", where SGLang's CPU path serves a tiny model, the same but the driver.
+
+    Raises `BackendUnavailableError`.
+    """
     if device == "cuda":
-        require()
+        require("--backend cuda", "use --backend sim")
         return
     from backends.cuda.memory import extension
     from backends.cuda.serving import sglang_version
