@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 from harli_cli.provenance import CODE
 from harli_cli.provenance import provenance as provenance_of
+from traces.whole_file import replace_text
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,15 +20,15 @@ TRACES = {
 """The public traces that benchmarks replay, below the folder that HARLI_SHARED names."""
 
 
-def write_json(path: Path, document: object) -> None:
-    """Replace ``path`` in one step; equal documents give equal bytes."""
+def results_folder(script: str) -> Path:
+    """Where results of the benchmark at ``script`` (its ``__file__``) go: HARLI_RESULTS, or ``results`` beside it."""
+    return Path(os.environ.get("HARLI_RESULTS", Path(script).parent / "results"))
+
+
+def write_json(path: Path, document: object, *, indent: int | None = 1, sort_keys: bool = True) -> None:
+    """Replace ``path`` in one step; equal documents give equal bytes, also in another order where keys are sorted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(text)
-    written = Path(file.name)
-    written.chmod(0o644)
-    written.replace(path)
+    replace_text(path, json.dumps(document, indent=indent, sort_keys=sort_keys) + "\n")
 
 
 def provenance(command: str) -> dict[str, object]:

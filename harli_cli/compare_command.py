@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from harli_cli.file_clashes import check_clashes
 from harli_cli.progress import progress
 from harli_cli.provenance import typed_command
 from harli_cli.settings import merged
+from harli_core.errors import ConfigError
 
 
 def compare(
@@ -32,7 +33,9 @@ def compare(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each policy, with seeds from --seed on.")] = 5,
     seed: Annotated[int | None, typer.Option(help="The first seed [default: 0].")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Decode GPUs [default: 2].")] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="Decode GPUs, or several numbers of them, separated by commas [default: 2].")
+    ] = None,
     prefill_gpus: Annotated[int | None, typer.Option(help="Prefill GPUs; 0: none [default: 1].")] = None,
     serving_gpus: Annotated[int | None, typer.Option(help="GPUs that serve under 'separate'.")] = None,
     samples: Annotated[
@@ -53,7 +56,8 @@ def compare(
         Path,
         typer.Option(
             help="Folder for compare.json and report.html, and for summary.json, requests.parquet and steps.parquet of each "
-            "policy, in a folder of its name: of the first seed only."
+            "policy, in a folder of its name: of the first seed only. With several numbers of GPUs, all of that in a folder "
+            "gpus_N for each."
         ),
     ] = Path("out"),
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write report.html.")] = True,
@@ -65,42 +69,70 @@ def compare(
     from policies import POLICIES  # noqa: PLC0415
 
     options = {
-        "trace": trace, "seed": seed, "gpus": gpus, "prefill_gpus": prefill_gpus, "serving_gpus": serving_gpus,
+        "trace": trace, "seed": seed, "prefill_gpus": prefill_gpus, "serving_gpus": serving_gpus,
         "samples": samples, "model": model, "finetune_model": finetune_model, "qos_ms": qos_ms, "horizon_s": horizon_s,
     }  # fmt: skip
     names = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
-    settings = merged(config, options, policy_option or [])
+    counts = _counts(gpus)
+    places = {
+        out if len(counts) == 1 else out / f"gpus_{count}": merged(
+            config, {**options, "gpus": count}, policy_option or []
+        )
+        for count in counts
+    }
+    settings, *_ = places.values()
     read = (settings.trace, settings.profile, settings.samples, config)
     check_clashes(
         [Path(path) for path in read if path],
-        [("--out", path) for path in written(out, list(dict.fromkeys(names)), html)],
+        [("--out", path) for place in places for path in written(place, list(dict.fromkeys(names)), html)],
     )
     command = typed_command(sys.argv[1:], settings.trace)
     with progress() as stage:
-        document = run_comparison(Comparison(settings, names, seeds, check or [], jobs, command), out, html, stage)
+        documents = [
+            run_comparison(Comparison(one, names, seeds, check or [], jobs, command), place, html, stage)
+            for place, one in places.items()
+        ]
     if as_json:
-        typer.echo(json.dumps(document, indent=2, sort_keys=True))
+        typer.echo(json.dumps(documents if len(counts) > 1 else documents[0], indent=2, sort_keys=True))
     else:
-        _show(
-            document, f"{out}/compare.json{', report.html' if html else ''}, results of seed {settings.seed} by policy"
-        )
-    if failed(document):
+        where = ", ".join(f"{place}/compare.json" for place in places)
+        _show(documents, f"{where}{', report.html' if html else ''}, results of seed {settings.seed} by policy")
+    if any(failed(document) for document in documents):
         raise typer.Exit(1)
 
 
-def _show(document: Mapping[str, Any], written: str) -> None:
+def _counts(gpus: str | None) -> list[int | None]:
+    """The numbers of GPUs that are asked for, in order; `None` where that is left to the configuration."""
+    if gpus is None:
+        return [None]
+    words = [word.strip() for word in gpus.split(",")]
+    if not all(word.isascii() and word.isdecimal() for word in words) or len(set(words)) != len(words):
+        raise ConfigError(f"--gpus {gpus}: expected a whole number, or different ones separated by commas")
+    return [int(word) for word in words]
+
+
+def _show(documents: Sequence[Mapping[str, Any]], written: str) -> None:
     from harli_cli.comparison.table import comparison_table  # noqa: PLC0415
-    from harli_cli.remarks import trust_warning  # noqa: PLC0415
 
     console = Console(width=None if sys.stdout.isatty() else 220)
-    console.print(comparison_table(document))
-    console.print(f"best within the target: {document['best_within_target'] or 'none kept it'}", highlight=False)
+    console.print(comparison_table(documents))
+    for document in documents:
+        gpus = document["config"]["gpus"]
+        _remark(console, document, f" on {gpus} GPU{'s' * (gpus > 1)}" if len(documents) > 1 else "")
+    console.print(f"written: {written}", highlight=False, soft_wrap=True)
+
+
+def _remark(console: Console, document: Mapping[str, Any], where: str) -> None:
+    """What follows from one comparison; ``where`` tells it from others."""
+    from harli_cli.remarks import trust_warning  # noqa: PLC0415
+
+    best = document["best_within_target"] or "none kept it"
+    console.print(f"best within the target{where}: {best}", highlight=False)
     for line in trust_warning(document["rows"]):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line.replace("warning", f"warning{where}", 1), highlight=False, soft_wrap=True)
     for verdict in document["checks"]:
         sides = " and ".join(
             "nothing" if verdict[side] is None else f"{verdict[side]:,.6g}" for side in ("left", "right")
         )
-        said = "holds" if verdict["holds"] else "FAILS"
+        said = f"{'holds' if verdict['holds'] else 'FAILS'}{where}"
         console.print(f"{said}: {verdict['check']} ({sides})", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"written: {written}", highlight=False, soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +15,13 @@ from harli_core.model import model_shape
 from harli_core.predict.fit import fit_profile
 from harli_core.predict.profile import Profile
 from harli_core.predict.samples import Samples, parse_samples
+from traces.whole_file import replace_text, replaceable
+
+INSTEAD = (
+    "simulate the GPU that ships (harli run), or one that was measured elsewhere: "
+    "harli run --samples FILE, harli fit FILE PROFILE"
+)
+"""What there is to do without a GPU."""
 
 BUDGET_S = 295.0
 """For all of ``harli profile``, loading included: five minutes, and something to write the file in."""
@@ -59,7 +65,7 @@ def fit_samples(samples: Path, finetune_model: str | None, out: Path) -> Profile
             )
         finetune_model = found[0]
     profile = fit_profile(parsed, finetune_model)
-    write_whole(out, json.dumps(profile.to_dict(), indent=1, sort_keys=True) + "\n")
+    replace_text(out, json.dumps(profile.to_dict(), indent=1, sort_keys=True) + "\n")
     return profile
 
 
@@ -69,24 +75,20 @@ def measure(model: str, finetune_model: str, out: Path, unit_tokens: int, say: C
 
     model_shape(model)
     model_shape(finetune_model)
-    if out.is_dir():
-        raise ConfigError(f"--out {out}: it is a folder; expected the name of a file")
-    require()
+    check_place(out)
+    require("harli profile, which measures a GPU,", INSTEAD)
     lines = _lines(model, finetune_model, unit_tokens, say)
-    write_whole(out, "".join(json.dumps(line) + "\n" for line in lines))
+    replace_text(out, "".join(json.dumps(line) + "\n" for line in lines))
     return len(lines)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace ``path`` in one step; raises `ConfigError` where it cannot be written."""
+def check_place(out: Path) -> None:
+    """Prove that a file can be written there, before minutes of measuring and not after; raises `ConfigError`."""
     try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.resolve().parent, delete=False) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(path)
+        with tempfile.TemporaryFile(dir=replaceable(out).parent):
+            pass
     except OSError as error:
-        raise ConfigError(f"--out {path}: cannot write there ({error.strerror})") from None
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
 
 
 def _lines(model: str, finetune_model: str, unit_tokens: int, say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,7 +13,7 @@ import numpy as np
 
 from harli_core.errors import ConfigError
 from harli_core.records import COMPLETED, REJECTED, UNFINISHED, RequestBook, StepBook
-from traces.writing import replaceable
+from traces.whole_file import replace_file, replace_text, replaceable
 
 NAMES = ("summary.json", "requests.parquet", "steps.parquet")
 """What `write_results` writes."""
@@ -72,30 +71,12 @@ def write_results(out: Path, summary: dict[str, Any], requests: RequestBook, ste
     replace_file(out / "requests.parquet", lambda file: _write_requests(file, requests))
     replace_file(out / "steps.parquet", lambda file: _write_steps(file, steps))
     text = json.dumps(summary, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    replace_file(out / "summary.json", lambda file: file.write(text.encode()))
+    replace_text(out / "summary.json", text)
 
 
 def discard_summary(out: Path) -> None:
     """Take away the summary of an earlier run: what is in the folder failed its audit."""
     (out / "summary.json").unlink(missing_ok=True)
-
-
-def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write ``path`` whole or not at all; raises `ConfigError` when the disk does not take it."""
-    partial: Path | None = None
-    try:
-        target = replaceable(path)
-        partial = target.with_name(target.name + ".partial")
-        with partial.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
 
 
 def _write_requests(file: BinaryIO, book: RequestBook) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harli_core.errors import HarliError
-from traces.writing import replaceable
+from traces.whole_file import replaceable
 
 
 class UnfinishedFile:

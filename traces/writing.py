@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from harli_core.errors import ConfigError
 from traces.schema import RequestTrace
+from traces.whole_file import replace_file
 
 ENDINGS = (".csv", ".csv.gz", ".csv.zst", ".parquet")
 """What the name of a written trace may end in; it decides the format."""
 
 _ROWS_A_BLOCK = 1 << 16
-
-
-def replaceable(path: Path) -> Path:
-    """The file to replace in order to write ``path``: what it links to, in the end.
-
-    Raises `OSError` where something else than a file is: a folder, a device or a pipe is never replaced.
-    """
-    try:
-        target = path.resolve()
-    except RuntimeError:
-        raise OSError(errno.ELOOP, "its links go in a circle", path.name) from None
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "it is a folder; expected the name of a file", path.name)
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "it is a device or a pipe; expected the name of a file", path.name)
-    return target
 
 
 def check_ending(path: Path) -> None:
@@ -44,26 +25,13 @@ def check_ending(path: Path) -> None:
 def write_trace(path: Path, trace: RequestTrace) -> None:
     """Replace ``path`` in one step; raises `ConfigError` where that cannot be done. Reading it gives an equal trace."""
     check_ending(path)
-    partial: Path | None = None
     try:
-        path = replaceable(path)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name + ".", delete=False) as file:
-            partial = Path(file.name)
-            if path.name.endswith(".parquet"):
-                _write_parquet(file, trace)
-            else:
-                _write_csv(file, trace, path.suffix)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.chmod(0o644)
-        partial.replace(path)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"cannot write {path}: {reason}") from None
-    finally:
-        if partial is not None:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
+        if path.name.endswith(".parquet"):
+            replace_file(path, lambda file: _write_parquet(file, trace))
+        else:
+            replace_file(path, lambda file: _write_csv(file, trace, path.suffix))
+    except ValueError as error:
+        raise ConfigError(f"cannot write {path}: {error}") from None
 
 
 def _write_csv(file: Any, trace: RequestTrace, suffix: str) -> None:

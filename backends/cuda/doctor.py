@@ -8,7 +8,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from backends.cuda.memory import extension
+from backends.cuda.requirements import INSTALL, PACKAGES
+from backends.cuda.serving import sglang_version
 from harli_core.errors import HarliError
+
+UNREADY = "not ready for --backend cuda; simulations (--backend sim) need none of this"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Diagnosis:
 
     @property
     def ready(self) -> bool:
-        """Whether ``--backend cuda`` can use this machine's memory."""
+        """Whether ``--backend cuda`` can run on this machine."""
         return all(finding.ok for finding in self.findings)
 
     def value(self, name: str) -> str | int | float | bool | None:
@@ -52,7 +56,7 @@ class Diagnosis:
             lines.append(f"{'ok     ' if finding.ok else 'MISSING'}  {finding.name}: {shown}")
             if finding.remedy is not None:
                 lines.append(f"         -> {finding.remedy}")
-        lines.append("ready for --backend cuda" if self.ready else "not ready for --backend cuda")
+        lines.append("ready for --backend cuda" if self.ready else UNREADY)
         return "\n".join(lines)
 
 
@@ -78,11 +82,14 @@ def _driver_library() -> Finding:
 
 
 def _packages() -> list[Finding]:
+    """Those of the extra ``cuda``, by version."""
     found = []
-    for name in ("torch", "cuda"):
-        here = find_spec(name) is not None
-        found.append(Finding(f"package {name}", here, "", None if here else "pip install '.[cuda]' in the checkout"))
-    return found
+    for package in PACKAGES:
+        here = package.here()
+        fault = None if here and not package.too_old() else f"{package.wanted} is needed: {INSTALL}"
+        found.append(Finding(f"package {package.name}", here and (package.installed() or True), "", fault))
+    version = sglang_version.installed()
+    return [*found, Finding("package sglang", version or False, "", sglang_version.fault(version))]
 
 
 def _extension() -> Finding:

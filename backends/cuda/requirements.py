@@ -3,12 +3,56 @@
 from __future__ import annotations
 
 import ctypes
+import re
+from dataclasses import dataclass
+from importlib import metadata
 from importlib.util import find_spec
 
 from harli_core.errors import BackendUnavailableError
 
-PACKAGES = ("torch", "transformers", "peft", "cuda")
-"""Importable names that the extra ``cuda`` installs."""
+INSTALL = "pip install '.[cuda]' in the checkout"
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What the extra ``cuda`` installs: its name in Python, the oldest version, the distributions that it may come from."""
+
+    name: str
+    first: tuple[int, ...]
+    distributions: tuple[str, ...]
+
+    @property
+    def wanted(self) -> str:
+        """The versions that will do."""
+        return f"{'.'.join(map(str, self.first))} or newer"
+
+    def here(self) -> bool:
+        """Whether it can be imported."""
+        return find_spec(self.name) is not None
+
+    def installed(self) -> str | None:
+        """The version that is installed, `None` without one, or where nobody says which it is."""
+        for name in self.distributions:
+            try:
+                return metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+        return None
+
+    def too_old(self) -> bool:
+        """Whether it is known to be older than `first`."""
+        version = self.installed()
+        numbers = re.match(r"\d+(\.\d+)*", version) if version is not None else None
+        return numbers is not None and tuple(map(int, numbers[0].split("."))) < self.first
+
+
+PACKAGES = (
+    Package("torch", (2, 11), ("torch",)),
+    Package("transformers", (5,), ("transformers",)),
+    Package("peft", (0, 21), ("peft",)),
+    Package("cuda", (13,), ("cuda-python", "cuda-bindings")),
+)
+"""All of the extra but SGLang, which `sglang_version` knows."""
 
 
 def missing() -> list[str]:
@@ -18,9 +62,14 @@ def missing() -> list[str]:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         lacking.append("no NVIDIA driver (libcuda.so.1); run on a machine with an NVIDIA GPU")
-    absent = [name for name in PACKAGES if find_spec(name) is None]
+    absent = [package.name for package in PACKAGES if not package.here()]
     if absent:
-        lacking.append(f"no {', '.join(absent)}; install with: pip install '.[cuda]' in the checkout")
+        lacking.append(f"no {', '.join(absent)}; install with: {INSTALL}")
+    lacking += [
+        f"{package.name} {package.installed()} is installed; {package.wanted} is needed: {INSTALL}"
+        for package in PACKAGES
+        if package.here() and package.too_old()
+    ]
     from backends.cuda.memory import extension
     from backends.cuda.serving import sglang_version
 
@@ -30,19 +79,20 @@ def missing() -> list[str]:
     return lacking
 
 
-def require() -> None:
-    """Raise `BackendUnavailableError` with everything that is missing in one line."""
+def require(what: str, instead: str) -> None:
+    """Raise `BackendUnavailableError` with everything that is missing for ``what`` in one line, and what else to do."""
     lacking = missing()
     if lacking:
-        raise BackendUnavailableError(
-            "--backend cuda cannot run here: " + "; ".join(lacking) + "; or use --backend sim"
-        )
+        raise BackendUnavailableError(f"{what} cannot run here: {'; '.join(lacking)}; or {instead}")
 
 
 def require_serving(device: str) -> None:
-    """`require` for "cuda"; for "cpu", where SGLang's CPU path serves a tiny model, the same without a driver."""
+    """What ``--backend cuda`` needs; for "cpu", where SGLang's CPU path serves a tiny model, the same but the driver.
+
+    Raises `BackendUnavailableError`.
+    """
     if device == "cuda":
-        require()
+        require("--backend cuda", "use --backend sim")
         return
     from backends.cuda.memory import extension
     from backends.cuda.serving import sglang_version

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import backends.cuda.memory  # noqa: F401  the installed package, before the checkout's folders come into reach
+import harli_cli  # noqa: F401
 import harli_core  # noqa: F401
+import traces  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.* and tests.*, ahead of other packages' folders
 
@@ -25,6 +26,7 @@ import numpy as np
 from backends.cuda._native import HostDriver
 from backends.cuda.memory.provider import NativeProvider
 from benchmarks.allocator.measuring import RESULTS, save, spread
+from benchmarks.record import results_folder
 from harli_core.memory.geometry import GridGeometry
 from harli_core.memory.unified import UnifiedAllocator
 
@@ -109,7 +111,7 @@ def replay(space: Any, steps: list[int]) -> tuple[list[float], int]:
 
 def recorded_iteration() -> Path | None:
     """The recording of this run's results folder, else the committed one; ends the program where there is none."""
-    folders = [Path(os.environ.get("HARLI_RESULTS", RESULTS)), RESULTS]
+    folders = [results_folder(__file__), RESULTS]
     for path in (folder / "finetune_iteration_trace.json" for folder in folders):
         if path.exists():
             return path

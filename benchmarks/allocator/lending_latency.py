@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import backends.cuda.memory  # noqa: F401  the installed package, before the checkout's folders come into reach
+import harli_cli  # noqa: F401
 import harli_core  # noqa: F401
+import traces  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.* and tests.*, ahead of other packages' folders
 

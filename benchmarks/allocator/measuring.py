@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.record import results_folder, write_json
 
 RESULTS = Path(__file__).parent / "results"
 REPOSITORY = Path(__file__).parents[2]
@@ -46,18 +47,14 @@ def commit() -> str | None:
 
 def save(name: str, figures: dict[str, Any]) -> Path:
     """Write ``results/name.json`` at once or not at all; HARLI_RESULTS names another folder."""
-    folder = Path(os.environ.get("HARLI_RESULTS", RESULTS))
-    folder.mkdir(parents=True, exist_ok=True)
     record = {
         "benchmark": name,
         "machine": machine(),
         "commit": commit(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
-    path = folder / f"{name}.json"
-    partial = path.with_suffix(".json.partial")
-    partial.write_text(json.dumps({**record, **figures}, indent=1) + "\n")
-    partial.replace(path)
+    path = results_folder(__file__) / f"{name}.json"
+    write_json(path, {**record, **figures}, sort_keys=False)
     return path
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import backends.cuda.memory  # noqa: F401  the installed package, before the checkout's folders come into reach
+import harli_cli  # noqa: F401
 import harli_core  # noqa: F401
+import traces  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.* and tests.*, ahead of other packages' folders
 
 import torch
 
-from benchmarks.allocator.measuring import RESULTS
+from benchmarks.record import results_folder, write_json
 
 LAYERS, TOKENS, HIDDEN, WIDE, HEADS, KV_HEADS, DIM, RANK = 32, 1024, 4096, 14336, 32, 8, 128, 16
 MICRO_BATCHES = 2
@@ -96,11 +96,9 @@ def main() -> None:
         elif entry["action"] == "free_completed" and entry["addr"] in live:
             steps.append(-live.pop(entry["addr"]) - 1)
     steps += [-number - 1 for number in live.values()]
-    folder = Path(os.environ.get("HARLI_RESULTS", RESULTS))
-    path = folder / "finetune_iteration_trace.json"
-    partial = path.with_suffix(".json.partial")
-    partial.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "steps": steps}))
-    partial.replace(path)
+    path = results_folder(__file__) / "finetune_iteration_trace.json"
+    recorded = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "steps": steps}
+    write_json(path, recorded, indent=None, sort_keys=False)
     print(path, count, "allocations")
 
 

@@ -4,7 +4,8 @@
     python benchmarks/colocation/cells.py --pair llama3-8b llama3-8b --load 1600 --qos-ms 40      # one of them
 
 Each policy at a load and a target is a cell. Cells that the results have are not measured again, results are written after
-each, and no cell is begun that ``--budget-s`` has no time for.
+each, and no cell is begun that ``--budget-s`` has no time for. Nothing is measured where the results have an asked-for cell
+under other ``--samples``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from backends.cuda.serving import sglang_version
 from backends.cuda.serving.instance import Instance
 from backends.cuda.serving.serving_loop import LoopLimits
 from benchmarks.allocator.measuring import commit, machine
+from benchmarks.colocation.earlier_cells import cells_of, of_other_samples
 from benchmarks.colocation.load import Load
 from benchmarks.colocation.plan import (
     HEADLINE,
@@ -46,9 +48,9 @@ from benchmarks.colocation.plan import (
     group_of,
     result_name,
 )
-from benchmarks.colocation.process import instance_of, on_graphs, process_options, results_folder, run_settings
+from benchmarks.colocation.process import instance_of, on_graphs, process_options, run_settings
 from benchmarks.colocation.step_tables import brief_of, by_decode_sms, slow_launches, worst
-from benchmarks.record import azure_conv
+from benchmarks.record import azure_conv, results_folder, write_json
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
 from harli_core.records import COMPLETED, RequestBook, StepBook
@@ -145,10 +147,10 @@ class Cells:
     def __init__(self, options: argparse.Namespace, group: Group, point: Point, process: Process) -> None:
         """Nothing is loaded before a cell is missing."""
         self.options, self.group, self.point, self.process = options, group, point, process
-        self.path = results_folder() / f"{result_name(group, point)}.json"
-        self.cells: dict[str, Any] = {}
-        if self.path.exists() and not options.again:
-            self.cells = json.loads(self.path.read_text())["cells"]
+        self.path = results_folder(__file__) / f"{result_name(group, point)}.json"
+        self.cells = cells_of(results_folder(__file__), group, point)
+        if options.again:
+            self.cells = {policy: cell for policy, cell in self.cells.items() if policy not in options.policies}
         self.shared = group.shared and group.served == group.finetuned
         self.qos_ms = target_ms(group, point)
         settings = argparse.Namespace(**{**vars(options), "qos_ms": self.qos_ms})
@@ -251,10 +253,7 @@ class Cells:
             "not_measured": [policy for policy in self.point.policies if policy not in self.cells],
             "gain_over_separate": gains(self.cells),
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".json.partial")
-        partial.write_text(json.dumps(document, indent=1) + "\n")
-        partial.replace(self.path)
+        write_json(self.path, document, sort_keys=False)
 
 
 def command() -> list[str]:
@@ -266,8 +265,7 @@ def target_ms(group: Group, point: Point) -> float:
     """The point's target; one relative to solo needs ``inference_only`` measured at the same load."""
     if point.target_ms is not None:
         return point.target_ms
-    path = results_folder() / f"{result_name(group, Point(point.load_tokens_per_s, HEADLINE.target_ms))}.json"
-    cells = json.loads(path.read_text())["cells"] if path.exists() else {}
+    cells = cells_of(results_folder(__file__), group, Point(point.load_tokens_per_s, HEADLINE.target_ms))
     if "inference_only" not in cells:
         raise SystemExit(f"{point.name}: measure inference_only at {point.load_tokens_per_s} tokens/s and 40 ms first")
     return round(SOLO_FACTOR * float(cells["inference_only"]["step_latency_ms"]["p50"]), 2)
@@ -310,7 +308,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--finetune-only-s", type=float, default=15.0)
     parser.add_argument("--skip-s", type=float, default=60.0)
     parser.add_argument("--trace", type=Path, default=None)
-    parser.add_argument("--again", action="store_true", help="measure cells anew that the results have")
+    parser.add_argument("--again", action="store_true", help="measure asked-for cells anew that the results have")
     process_options(parser)
     return parser.parse_args()
 
@@ -333,6 +331,11 @@ def main() -> None:
     begin_s = time.perf_counter()
     options = parsed()
     group, points = chosen(options)
+    folder = results_folder(__file__)
+    if not options.again and (
+        lines := list(of_other_samples(folder, group, points, options.policies, options.samples))
+    ):
+        raise SystemExit("\n".join(lines))
     process = Process()
     for point in points:
         cells = Cells(options, group, point, process)

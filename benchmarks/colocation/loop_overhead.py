@@ -29,8 +29,8 @@ import numpy as np
 from backends.cuda.serving.instance import Instance
 from backends.cuda.serving.serving_loop import LoopLimits
 from benchmarks.colocation.load import Load
-from benchmarks.colocation.process import instance_of, process_options, results_folder, run_settings
-from benchmarks.record import azure_conv, provenance, write_json
+from benchmarks.colocation.process import instance_of, process_options, run_settings
+from benchmarks.record import azure_conv, provenance, results_folder, write_json
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
 
@@ -144,7 +144,7 @@ def main() -> None:
     scenario = Scenario(RunConfig(**run_settings(options, shared=False)))
     instance = instance_of(scenario, options, shared=False)
     found = {policy: measure(instance, scenario, policy, options) for policy in ("inference_only", "hybrid", "harli")}
-    target = results_folder() / "loop_overhead.json"
+    target = results_folder(__file__) / "loop_overhead.json"
     write_json(target, {"benchmark": "loop overhead", **provenance(" ".join(["python", *sys.argv])), "policies": found})
     print(json.dumps(found, indent=1))
 

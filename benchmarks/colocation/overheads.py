@@ -29,8 +29,8 @@ from backends.cuda.serving import decode_attention, sglang_version
 from benchmarks.allocator.measuring import commit, machine
 from benchmarks.colocation.overhead_parts import HarliParts, Part, SglangParts
 from benchmarks.colocation.overhead_summary import summary
-from benchmarks.colocation.process import process_options, results_folder, run_settings
-from benchmarks.record import write_json
+from benchmarks.colocation.process import process_options, run_settings
+from benchmarks.record import results_folder, write_json
 from harli_cli.scenario import Scenario
 from harli_core.config import RunConfig
 
@@ -55,7 +55,7 @@ class Results:
     def __init__(self, options: argparse.Namespace) -> None:
         """Read what is there; with ``--again`` without the variant that is measured now."""
         name = "overheads" + ("" if options.device == "cuda" else "_on_a_cpu")
-        self.path = results_folder() / f"{name}.json"
+        self.path = results_folder(__file__) / f"{name}.json"
         self.settings = {
             key: value.name if isinstance(value, Path) else value
             for key, value in sorted(vars(options).items())

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.colocation.step_tables import slow_launches, worst
-from benchmarks.record import azure_conv, provenance, write_json
+from benchmarks.record import azure_conv, provenance, results_folder, write_json
 from harli_cli.report.columns import ResultColumns, columns_of
 from harli_cli.report.digest import digest
 from harli_cli.report.pages import run_report
@@ -224,7 +224,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     """Run, digest, write."""
-    from benchmarks.colocation.process import results_folder, run_settings
+    from benchmarks.colocation.process import run_settings
 
     options = parsed()
     options.runtime_gb = RUNTIME_GB[options.backend] if options.runtime_gb is None else options.runtime_gb
@@ -258,7 +258,7 @@ def main() -> None:
         "series": {"time_s": drawn["time_s"], **{name: drawn["series"][name] for name in SERIES}},
     }
     name = f"phases_{options.backend}" + ("" if options.device == "cuda" else "_on_a_cpu")
-    target = results_folder() / f"{name}.json"
+    target = results_folder(__file__) / f"{name}.json"
     write_json(target, document)
     print(json.dumps({"phases": document["phases"], "written": str(target)}, indent=1))
 

@@ -24,8 +24,8 @@ from rich.progress import track  # noqa: E402
 
 from benchmarks.colocation.load import Load  # noqa: E402
 from benchmarks.colocation.plan import PLAN, RUN_AS, WARM_UP_S, Group, Point, gains_of, result_name  # noqa: E402
-from benchmarks.colocation.process import process_options, results_folder, run_settings  # noqa: E402
-from benchmarks.record import azure_conv, provenance, write_json  # noqa: E402
+from benchmarks.colocation.process import process_options, run_settings  # noqa: E402
+from benchmarks.record import azure_conv, provenance, results_folder, write_json  # noqa: E402
 from harli_cli.scenario import Scenario  # noqa: E402
 from harli_core.config import RunConfig  # noqa: E402
 from traces import LoadedTrace  # noqa: E402
@@ -150,7 +150,7 @@ def main() -> None:
     """Simulate, compare, write."""
     options = parsed()
     points = []
-    for group, point, document in track(list(measured_cells(results_folder())), description="points"):
+    for group, point, document in track(list(measured_cells(results_folder(__file__))), description="points"):
         simulated = Simulated(options, group, point, document["target_ms"])
         cells = {policy: simulated.cell(policy) for policy in document["cells"]}
         gpu = {policy: of_gpu(cell) for policy, cell in document["cells"].items()}
@@ -171,7 +171,7 @@ def main() -> None:
             }
         )
     name = "predicted" if options.samples is None else f"predicted_from_{Path(options.samples).stem}"
-    target = results_folder() / f"{name}.json"
+    target = results_folder(__file__) / f"{name}.json"
     write_json(
         target,
         {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
 
 NARROW = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
 """Sizes for a CPU: as much KV a token as the real model, hardly any weights."""
-
-
-def results_folder() -> Path:
-    """Where results go: HARLI_RESULTS, or beside this file."""
-    return Path(os.environ.get("HARLI_RESULTS", Path(__file__).parent / "results"))
 
 
 def process_options(parser: argparse.ArgumentParser) -> None:

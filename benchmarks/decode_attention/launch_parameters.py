@@ -8,7 +8,6 @@ Launches SGLang's kernel on streams of SM partitions, over four layers in turn, 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,16 +17,17 @@ from typing import Any
 import backends.cuda.memory  # noqa: F401  the installed packages, before the checkout's folders come into reach
 import harli_cli  # noqa: F401
 import harli_core  # noqa: F401
+import traces  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of other packages' folders
 
 import numpy as np
 import torch
 
-from backends.cuda.serving import sglang_version
+from backends.cuda.serving import decode_attention, sglang_version
 from backends.cuda.serving.partitions import Partitions, cuda_partitions
 from benchmarks.allocator.measuring import commit, machine
-from benchmarks.record import write_json
+from benchmarks.record import results_folder, write_json
 from harli_cli.package_data import shipped_profile
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -86,11 +86,11 @@ class Attention:
 
     def launch(self, layer: int, tile: int, warps: int, stages: int) -> None:
         """SGLang's kernel, with the arguments that SGLang gives it and other launch parameters."""
-        from sglang.kernels.ops.attention import decode_attention
+        from sglang.kernels.ops.attention import decode_attention as of_sglang
 
         keys, values = self._layers[layer % LAYERS]
         requests, query, parts = self._requests, self._query, self.parts
-        decode_attention._fwd_grouped_kernel_stage1[(requests.batch, KV_HEADS, MOST_SPLITS)](
+        getattr(of_sglang, decode_attention.KERNEL)[(requests.batch, KV_HEADS, MOST_SPLITS)](
             query, keys, values, HEAD_DIM**-0.5, requests.ends, requests.slots, parts, self._weights, self._splits,
             *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], 0, 0, 0, 0, *parts.stride()[:3],
             kv_group_num=HEADS // KV_HEADS, q_head_num=HEADS, BLOCK_DMODEL=HEAD_DIM, BLOCK_DPE=0, BLOCK_DV=HEAD_DIM,
@@ -183,7 +183,7 @@ def main() -> None:
     for name, requests in batches.items():
         found[name] = of_batch(requests, layers, partitions)
         print(json.dumps({name: found[name]["launches"][0]["us"]}), flush=True)
-    path = Path(os.environ.get("HARLI_RESULTS", Path(__file__).parent / "results")) / "launch_parameters.json"
+    path = results_folder(__file__) / "launch_parameters.json"
     write_json(
         path,
         {

@@ -8,7 +8,6 @@ What a decode step copies (slots of a prompt, inputs of a graph) goes the same w
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 
 from backends.cuda.finetune.layer_weights import PIECE_BYTES, copy_in_pieces
 from benchmarks.allocator.measuring import commit, machine
-from benchmarks.record import write_json
+from benchmarks.record import results_folder, write_json
 from harli_core.summary import distribution
 
 LAYER_BYTES = 436_224_000
@@ -121,7 +120,7 @@ def main() -> None:
                 kind: [found[kind]["wait_ms"][of] for of in ("p50", "p99", "max")] for kind in ("pageable", "pinned")
             }
             print(json.dumps({name: queued, **waits}), flush=True)
-    write_json(Path(os.environ.get("HARLI_RESULTS", Path(__file__).parent / "results")) / "layer_copies.json", document)
+    write_json(results_folder(__file__) / "layer_copies.json", document)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -44,8 +43,8 @@ from benchmarks.finetune.timing import (
     run_step,
     unit_lengths,
 )
+from benchmarks.record import results_folder, write_json
 
-RESULTS = Path(__file__).parent / "results"
 PARTS = ("alone", "breakdown", "window", "units", "partitions")
 PARTITIONS_SMS = (32, 64, 96, 112, 120)
 ENDLESS = 1_000_000
@@ -60,7 +59,7 @@ class Bench:
         self.shape = shape_of(name)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        self.path = Path(os.environ.get("HARLI_RESULTS", RESULTS)) / f"{name}_{options.targets}.json"
+        self.path = results_folder(__file__) / f"{name}_{options.targets}.json"
         self.figures: dict[str, Any] = {}
         self.made_by: dict[str, Any] = {}
         self.measured: set[str] = set()
@@ -91,10 +90,7 @@ class Bench:
             "lora": {"targets": self.options.targets, "rank": self.options.rank},
             "parts": self.figures,
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".json.partial")
-        partial.write_text(json.dumps(record, indent=1) + "\n")
-        partial.replace(self.path)
+        write_json(self.path, record, sort_keys=False)
         print(json.dumps({self.name: {part: figures}}), flush=True)
 
     def build_model(self) -> Any:

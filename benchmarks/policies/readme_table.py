@@ -17,7 +17,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from harli_cli.comparison.table import markdown  # noqa: E402
-from harli_cli.results import replace_file  # noqa: E402
+from traces.whole_file import replace_text  # noqa: E402
 
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
 
@@ -40,7 +40,7 @@ def main() -> None:
     asked = parser.parse_args()
     documents = [json.loads(path.read_text("utf-8")) for path in asked.results]
     page = with_tables(asked.readme.read_text("utf-8"), documents)
-    replace_file(asked.readme, lambda file: file.write(page.encode()))
+    replace_text(asked.readme, page)
 
 
 if __name__ == "__main__":

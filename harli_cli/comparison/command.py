@@ -20,13 +20,14 @@ from harli_cli.comparison.workers import run_all
 from harli_cli.policy_options import options_of_each
 from harli_cli.provenance import provenance
 from harli_cli.results import NAMES as RUN_RESULTS
-from harli_cli.results import REPORT, prepared, replace_file, write_results
+from harli_cli.results import REPORT, prepared, write_results
 from harli_cli.run import PreparedRun
 from harli_cli.scenario import Stage
 from harli_cli.trace_options import load_configured
 from harli_core.config import RunConfig
 from harli_core.errors import ConfigError
 from policies import find_policy
+from traces.whole_file import replace_file, replace_text
 
 RESULT = "compare.json"
 SCHEMA = 1
@@ -105,7 +106,7 @@ def compare(asked: Comparison, out: Path, as_html: bool, stage: Stage) -> dict[s
             digests = {case.config.policy: digest for case, (_, digest) in answers if digest is not None}
             compare_report(folder / REPORT, document, digests)
         text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
-        replace_file(folder / RESULT, lambda file: file.write(text.encode()))
+        replace_text(folder / RESULT, text)
     return document
 
 

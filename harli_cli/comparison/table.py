@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -30,19 +30,24 @@ def lines(document: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
-def comparison_table(document: Mapping[str, Any]) -> Table:
-    """For `rich`; the best policy within the target in bold."""
-    config, seeds = document["config"], document["seeds"]
+def comparison_table(documents: Sequence[Mapping[str, Any]]) -> Table:
+    """For `rich`: comparisons that differ in the number of GPUs, each a part; the best policy within the target in bold."""
+    config, seeds = documents[0]["config"], documents[0]["seeds"]
+    gpus = [str(document["config"]["gpus"]) for document in documents]
     about = (
-        f"{config['trace'].rpartition('/')[2]} | {config['gpus']} decode GPUs | target {config['qos_ms']:g} ms | "
+        f"{config['trace'].rpartition('/')[2]} | {', '.join(gpus)} decode GPUs | target {config['qos_ms']:g} ms | "
         f"{len(seeds)} seeds, mean ± half of the 95 % interval"
     )
-    heading, *rows = lines(document)
     table = Table(title=Text(about), title_justify="left")
-    for index, name in enumerate(heading):
+    if len(documents) > 1:
+        table.add_column("gpus", justify="right")
+    for index, name in enumerate(lines(documents[0])[0]):
         table.add_column(name, justify="left" if index < 2 else "right")
-    for cells in rows:
-        table.add_row(*cells, style="bold" if cells[0] == document["best_within_target"] else None)
+    for count, document in zip(gpus, documents, strict=True):
+        for cells in lines(document)[1:]:
+            style = "bold" if cells[0] == document["best_within_target"] else None
+            table.add_row(*([count] if len(documents) > 1 else []), *cells, style=style)
+        table.add_section()
     return table
 
 

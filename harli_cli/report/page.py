@@ -10,6 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from traces.whole_file import replace_text
+
 PLACE = files("harli_cli.report")
 
 
@@ -26,8 +28,6 @@ def write_page(
     path: Path, title: str, about: str, headlines: Sequence[Headline], table: str, figures: Sequence[dict[str, Any]]
 ) -> None:
     """Write the page in one step; ``table`` is HTML, everything else is text. Raises `ConfigError` as results do."""
-    from harli_cli.results import replace_file  # noqa: PLC0415
-
     shown = [figure for figure in figures if not figure["empty"]]
     parts = {
         "title": html.escape(title),
@@ -45,7 +45,7 @@ def write_page(
     for name, text in parts.items():
         before, _, after = page.partition("{{" + name + "}}")
         page = before + text + after
-    replace_file(path, lambda file: file.write(page.encode()))
+    replace_text(path, page)
 
 
 def _headline(one: Headline) -> str:

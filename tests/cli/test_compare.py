@@ -79,6 +79,33 @@ def test_results_of_the_first_seed(harli: Any, trace: Path) -> None:
         assert Path("alone", name).read_bytes() == Path("out/harli", name).read_bytes()
 
 
+def test_several_numbers_of_gpus_are_compared_one_after_the_other(harli: Any, trace: Path) -> None:
+    """Each as if asked for alone, in a folder of its own; the table has a column more, and every number its best policy."""
+    common = ("--trace", trace, "--policies", "hybrid,inference_only", "--seeds", "1", "--no-html")
+    assert harli("compare", *common, "--gpus", "2", "--out", "two").code == 0
+    shown = harli("compare", *common, "--gpus", "1, 2", "--check", "hybrid.steps > 0").out
+    documents = json.loads(harli("compare", *common, "--gpus", "1,2", "--json").out)
+    assert [document["config"]["gpus"] for document in documents] == [1, 2]
+    assert documents[1]["rows"] == json.loads(Path("two/compare.json").read_text())["rows"]
+    for document, folder in zip(documents, ("out/gpus_1", "out/gpus_2"), strict=True):
+        assert json.loads(Path(folder, "compare.json").read_text()) == document
+        assert {path.name for path in Path(folder).iterdir()} == {"compare.json", "hybrid", "inference_only"}
+    rows = [line.split("│")[1:3] for line in shown.splitlines() if line.startswith("│")]
+    assert [(gpus.strip(), policy.strip()) for gpus, policy in rows] == [
+        ("1", "hybrid"), ("1", "inference_only"), ("2", "hybrid"), ("2", "inference_only")
+    ]  # fmt: skip
+    assert "best within the target on 1 GPU: hybrid" in shown
+    assert "holds on 2 GPUs: hybrid.steps > 0" in shown
+    assert "out/gpus_1/compare.json, out/gpus_2/compare.json" in shown
+
+
+@pytest.mark.parametrize("gpus", ["", "two", "1,", "1,1", "1;2", "-1", "1.5", "0", "1,0", "²"])
+def test_numbers_of_gpus_that_are_none_are_refused(harli: Any, trace: Path, gpus: str) -> None:
+    """Before anything runs, with the option's name."""
+    assert "gpus" in harli("compare", "--trace", trace, f"--gpus={gpus}").error()
+    assert not Path("out").exists()
+
+
 def test_options_reach_the_policies_that_have_them(harli: Any, trace: Path) -> None:
     """A name is for all that have it, after the name of a policy for that one alone; the rows say who got what."""
     common = ("compare", "--trace", trace, "--seeds", "1", "--no-html", "--json", "--policies")

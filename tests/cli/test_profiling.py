@@ -180,7 +180,15 @@ def test_file_that_is_no_profile_is_refused(harli: Harli, trace: Path) -> None:
 
 
 def test_profile_without_a_gpu_says_what_is_missing(harli: Harli, tmp_path: Path) -> None:
-    """One line, nothing written."""
+    """One line that speaks of this command and of what can be done without a GPU; nothing written."""
     message = harli("profile", tmp_path / "samples.jsonl").error()
-    assert "--backend cuda cannot run here" in message
+    assert message.startswith("harli: harli profile, which measures a GPU, cannot run here: ")
+    assert "--backend" not in message
+    assert "harli run --samples FILE, harli fit FILE PROFILE" in message
     assert not list(tmp_path.iterdir())
+
+
+def test_profile_into_a_place_that_takes_no_file_is_refused_before_measuring(harli: Harli, tmp_path: Path) -> None:
+    """Also where nothing could be measured: the place is looked at first."""
+    assert f"cannot write {tmp_path}: it is a folder" in harli("profile", tmp_path).error()
+    assert "No such file or directory" in harli("profile", tmp_path / "missing" / "samples.jsonl").error()

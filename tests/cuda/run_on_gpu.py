@@ -37,6 +37,7 @@ from backends.cuda.serving.instance import Instance
 from backends.cuda.serving.kv_pool import KvSettings
 from backends.cuda.serving.scheduler_factory import ServingSettings
 from benchmarks.allocator.measuring import commit, machine
+from benchmarks.record import write_json
 from harli_cli.package_data import shipped_profile
 from harli_core.predict.predictor import StepPredictor
 from tests.cuda.teacher import Teacher
@@ -344,12 +345,9 @@ def main() -> int:
         sys.stdout.write(json.dumps({name: found[name]}) + "\n")
         sys.stdout.flush()
         if options.out is not None:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
             command = [Path(sys.argv[0]).name, *options.checks, "--out", options.out.name]
             document = {"machine": machine(), "commit": commit(), "command": command}
-            partial = options.out.with_suffix(".partial")
-            partial.write_text(json.dumps({**document, "checks": found}, indent=1) + "\n")
-            partial.replace(options.out)
+            write_json(options.out, {**document, "checks": found}, sort_keys=False)
     return 1 if failed else 0
 
 

@@ -34,7 +34,7 @@ def test_rendering() -> None:
         "MISSING  aliasing: not known",
         "         -> use remap",
         "ok       memory: 80 GiB",
-        "not ready for --backend cuda",
+        "not ready for --backend cuda; simulations (--backend sim) need none of this",
     ]
 
 

@@ -41,6 +41,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 @pytest.fixture(scope="session")
+def expected(model: tuple[Path, dict[str, Any]]) -> Any:
+    """Greedy tokens of plain transformers."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    plain = LlamaForCausalLM.from_pretrained(model[0], dtype=torch.float32)
+
+    def tokens(prompt: list[int], count: int) -> list[int]:
+        ids = plain.generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        found: list[int] = ids[0, len(prompt) :].tolist()
+        return found
+
+    return tokens
+
+
+@pytest.fixture(scope="session")
 def instance(predictor: Any, model: tuple[Path, dict[str, Any]]) -> Any:
     """One decoder for all tests (SGLang sets process-wide state); what comes back from finetuning is poisoned."""
     from backends.cuda.serving.instance import Instance

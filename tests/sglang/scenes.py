@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,28 @@ CHURN: tuple[tuple[int | None, float, float], ...] = (
     (0, 2.0, 1.0), (6, 0.0, 0.0), (None, 4.0, 0.5), (3, 1.0, 1.0), (5, 0.0, 0.3), (1, 3.0, 0.0), (4, 0.0, 0.8),
 )  # fmt: skip
 """Every kind of split and turn, and a window that grows and shrinks all the time."""
+
+
+@dataclass
+class Holding:
+    """A policy whose plans all hold as ``hold`` says, without finetuning."""
+
+    hold: Hold
+    serves: bool = True
+    finetunes: bool = False
+    views: list[StepView] = field(default_factory=list)
+    results: list[StepResult] = field(default_factory=list)
+
+    def plan(self, view: StepView) -> StepPlan:
+        """The whole chip to decode."""
+        self.views.append(view)
+        bounds = self.hold.batches
+        covered = view.batch and (bounds is None or view.batch <= bounds[1])
+        return StepPlan(132, (), self.hold if covered else Hold(1, None))
+
+    def observe(self, result: StepResult) -> None:
+        """Keep it."""
+        self.results.append(result)
 
 
 @dataclass

@@ -54,6 +54,24 @@ def test_cells_are_measured_once_and_nothing_is_begun_without_time(tmp_path: Pat
     second = benchmark(tmp_path, "cells.py", *options, *policies)
     assert second["cells"] == first["cells"] | {"inference_only": second["cells"]["inference_only"]}
     assert second["not_measured"] == ["harli", "separate_serving", "static_split", "pause_on_load"]
+    again = benchmark(tmp_path, "cells.py", *options, "--policies", "inference_only", "--again")
+    assert again["cells"].keys() == second["cells"].keys()
+    assert {name for name, cell in again["cells"].items() if cell != second["cells"][name]} == {"inference_only"}
+
+
+def test_a_cell_under_other_samples_ends_the_run_before_anything_is_loaded(tmp_path: Path) -> None:
+    """The cell, what it was measured under, and what to do, on standard error."""
+    path = tmp_path / "llama3-8b__llama3-8b_1600tps_40ms.json"
+    path.write_text(json.dumps({"cells": {"hybrid": {"samples": "a.jsonl"}}}))
+    command = [sys.executable, str(ROOT / "benchmarks" / "colocation" / "cells.py"), "--samples", "b.jsonl"]
+    done = subprocess.run(
+        command, env={**environment(), "HARLI_RESULTS": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"{path.stem}, hybrid: measured under --samples a.jsonl, not under --samples b.jsonl; "
+        "--again measures it anew, HARLI_RESULTS names another folder\n"
+    )
 
 
 def test_a_gain_is_over_finetuning_alone_in_the_same_process() -> None:

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from backends.cuda.serving import interleaving, turn
 from backends.cuda.serving.graph_start import GraphStart
 from harli_core.errors import ConfigError
-from harli_core.types import Hold, StepPlan, StepResult, StepView
+from harli_core.types import Hold
 from tests.sglang import scenes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang and transformers warn about much on a CPU
-
-
-@pytest.fixture(scope="session")
-def expected(model: tuple[Path, dict[str, Any]]) -> Any:
-    """Greedy tokens of plain transformers."""
-    from transformers import LlamaForCausalLM
-
-    plain = LlamaForCausalLM.from_pretrained(model[0], dtype=torch.float32)
-
-    def tokens(prompt: list[int], count: int) -> list[int]:
-        ids = plain.generate(
-            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        found: list[int] = ids[0, len(prompt) :].tolist()
-        return found
-
-    return tokens
 
 
 def churn(instance: Any, *, finetunes: bool = True) -> scenes.Scripted:
@@ -231,33 +212,11 @@ def test_only_the_graph_waits_for_a_unit(instance: Any, monkeypatch: pytest.Monk
     assert seen[5:] == ["mark", "mark", "graph 8"]
 
 
-@dataclass
-class Holding:
-    """A policy whose plans all hold as ``hold`` says, without finetuning."""
-
-    hold: Hold
-    serves: bool = True
-    finetunes: bool = False
-    views: list[StepView] = field(default_factory=list)
-    results: list[StepResult] = field(default_factory=list)
-
-    def plan(self, view: StepView) -> StepPlan:
-        """The whole chip to decode."""
-        self.views.append(view)
-        bounds = self.hold.batches
-        covered = view.batch and (bounds is None or view.batch <= bounds[1])
-        return StepPlan(132, (), self.hold if covered else Hold(1, None))
-
-    def observe(self, result: StepResult) -> None:
-        """Keep it."""
-        self.results.append(result)
-
-
 def test_a_plan_outlives_joins_and_leaves_within_its_bounds(instance: Any, expected: Any) -> None:
     """One plan for all batches that its hold covers, with a result for each batch, and the right tokens."""
     instance.remove_job()
     given = scenes.prompts(5, 256, 20, seed=5)
-    policy = Holding(Hold(1000, None, (1, 8)))
+    policy = scenes.Holding(Hold(1000, None, (1, 8)))
     served = scenes.serve(instance, policy, given, 12, gap_s=0.02)
     assert served.tokens == {index: expected(ids, 12) for index, ids in enumerate(given)}
     steps = [result for result in policy.results if result.latency_ms]
@@ -274,12 +233,12 @@ def test_time_of_the_host_between_steps_is_no_elapsed_time(instance: Any) -> Non
     """A view says that time of the coming step is gone only after a wait, a turn or a prefill; else plans would be short."""
     instance.remove_job()
     given = [[7] * 10 for _ in range(4)]
-    prefilled = Holding(Hold(1, None))
+    prefilled = scenes.Holding(Hold(1, None))
     scenes.serve(instance, prefilled, given, 5)
     assert [view.elapsed_ms > 0.0 for view in prefilled.views if view.batch] == [True, False, False, False]
     instance.decoder.prefill = "elsewhere"
     try:
-        arrived = Holding(Hold(1, None))
+        arrived = scenes.Holding(Hold(1, None))
         scenes.serve(instance, arrived, given, 5, gap_s=0.02)
     finally:
         instance.decoder.prefill = "local"
@@ -300,7 +259,7 @@ def test_a_plan_ends_where_its_hold_does(instance: Any, hold: Hold, most: str) -
     """At another batch, outside the bounds, above the tokens, after the steps: a step beyond any of them has a new plan."""
     instance.remove_job()
     given = [[7] * 10 for _ in range(4)]
-    policy = Holding(hold)
+    policy = scenes.Holding(hold)
     scenes.serve(instance, policy, given, 10, gap_s=0.03)
     plans = {view.step: view for view in policy.views if view.batch}
     view, done = None, 0
@@ -315,79 +274,6 @@ def test_a_plan_ends_where_its_hold_does(instance: Any, hold: Hold, most: str) -
             assert held_kv <= hold.most_kv_tokens, most
         done += len(result.latency_ms)
         assert done <= hold.steps, most
-
-
-def test_requests_that_lose_their_slots_come_back(instance: Any, expected: Any) -> None:
-    """Slots run out in the middle: SGLang sends some back and prefills them again; all get their tokens, books add up."""
-    instance.remove_job()
-    given = scenes.prompts(6, 256, 40, seed=6)
-    slots, taken = instance.decoder.memory.allocator.slots, []
-
-    def squeeze(loop: Any) -> None:
-        if loop.plans.step == 10:
-            taken.append(slots.allocate(slots.free_tokens - 3))
-        elif taken and instance.decoder.waiting:
-            slots.free(taken.pop())
-
-    served = scenes.serve(instance, Holding(Hold(64, None, (1, 8))), given, 30, each_step=squeeze)
-    assert not taken
-    assert int(served.requests.preemptions.sum()) > 0
-    assert served.tokens == {index: expected(ids, 30) for index, ids in enumerate(given)}
-    emitted = int(np.dot(served.steps.span_column("batch"), served.steps.span_steps()))
-    assert emitted + served.loop.prefilled_tokens == int(served.requests.produced_tokens.sum()) == 6 * 30
-
-
-def test_the_only_request_waits_for_slots_instead_of_being_given_up(instance: Any, expected: Any) -> None:
-    """Where not even one request has a slot left, SGLang would drop it; here it waits, as slots come back from a job."""
-    instance.remove_job()
-    given = scenes.prompts(1, 256, 40, seed=7)
-    slots, taken = instance.decoder.memory.allocator.slots, []
-    enqueue = instance.decoder.scheduler._add_request_to_queue
-
-    def squeeze(loop: Any) -> None:
-        if loop.plans.step == 10:
-            taken.append(slots.allocate(slots.free_tokens))
-
-    def enqueue_and_free(*arguments: Any, **options: Any) -> None:
-        enqueue(*arguments, **options)
-        if taken:
-            slots.free(taken.pop())
-
-    instance.decoder.scheduler._add_request_to_queue = enqueue_and_free
-    try:
-        served = scenes.serve(instance, Holding(Hold(64, None, (1, 8))), given, 30, each_step=squeeze, horizon_s=10.0)
-    finally:
-        del instance.decoder.scheduler._add_request_to_queue
-    assert not taken
-    assert served.tokens == {0: expected(given[0], 30)}
-    assert served.requests.preemptions.tolist() == [1]
-    emitted = int(np.dot(served.steps.span_column("batch"), served.steps.span_steps()))
-    assert emitted + served.loop.prefilled_tokens == int(served.requests.produced_tokens.sum()) == 30
-
-
-def test_who_waits_for_slots_joins_when_rows_come_back(instance: Any) -> None:
-    """While another request decodes, and not only when that one leaves."""
-    instance.remove_job()
-    decoder = instance.decoder
-    slots = decoder.memory.allocator.slots
-    decoder.submit(0, [5] * 20, 20, 0.0)
-    assert decoder.admit(lambda: None)
-    taken = slots.allocate(slots.free_tokens - 25)
-    try:
-        decoder.submit(1, [6] * 40, 10, 0.0)
-        assert decoder.admit(lambda: None)
-        assert (len(decoder.running), len(decoder.waiting)) == (1, 1)
-    finally:
-        slots.free(taken)
-    decoder.totals_changed()
-    assert decoder.admit(lambda: None)
-    assert (len(decoder.running), len(decoder.waiting)) == (2, 0)
-    while not decoder.idle:
-        decoder.admit(lambda: None)
-        decoder.take_prefilled(0.0)
-        if decoder.running and decoder.launch(0):
-            decoder.finish(0.0)
-    decoder.check_idle()
 
 
 def test_draining_finishes_what_arrived_and_takes_no_more(instance: Any) -> None:

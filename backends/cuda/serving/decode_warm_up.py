@@ -18,15 +18,19 @@ OUTPUT_TOKENS = 4
 
 
 def warm_up_decoder(decoder: Decoder, groups: int) -> None:
-    """Run some steps with each of the ``groups`` graph sets, and let requests in one by one and several at a time."""
+    """Run some steps with each of the ``groups`` graph sets, and let requests in one by one and several at a time.
+
+    That is done with the last set, which begins as the others do, with the first of `TOGETHER` and nobody else.
+    """
     indices = (-index for index in count(1))
-    for group in range(groups):
+    *others, last = range(groups)
+    for group in others:
         _submit(decoder, indices, TOGETHER[0])
         _run_out(decoder, group)
     for lengths in TOGETHER:
         _submit(decoder, indices, lengths)
-        _step(decoder, groups - 1)
-    _run_out(decoder, groups - 1)
+        _step(decoder, last)
+    _run_out(decoder, last)
 
 
 def _submit(decoder: Decoder, indices: Iterator[int], lengths: Sequence[int]) -> None:
