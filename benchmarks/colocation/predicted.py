@@ -28,6 +28,7 @@ from benchmarks.colocation.process import process_options, run_settings  # noqa:
 from benchmarks.record import azure_conv, provenance, results_folder, write_json  # noqa: E402
 from harli_cli.scenario import Scenario  # noqa: E402
 from harli_core.config import RunConfig  # noqa: E402
+from harli_core.errors import SampleError  # noqa: E402
 from traces import LoadedTrace  # noqa: E402
 from traces.schema import Repairs, RequestTrace  # noqa: E402
 
@@ -149,10 +150,16 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     """Simulate, compare, write."""
     options = parsed()
-    points = []
+    points, left_out = [], []
     for group, point, document in track(list(measured_cells(results_folder(__file__))), description="points"):
         simulated = Simulated(options, group, point, document["target_ms"])
-        cells = {policy: simulated.cell(policy) for policy in document["cells"]}
+        try:
+            cells = {policy: simulated.cell(policy) for policy in document["cells"]}
+        except SampleError as error:
+            if options.samples is None:
+                raise
+            left_out.append(f"{group.name}, {point.name}: {error}")  # samples are of one pair of models
+            continue
         gpu = {policy: of_gpu(cell) for policy, cell in document["cells"].items()}
         gains_on_gpu = document["gain_over_separate"]
         points.append(
@@ -182,6 +189,8 @@ def main() -> None:
         },
     )
     print(table(points))
+    for line in left_out:
+        print(f"left out: {line}")
     print(f"\nwritten: {target}")
 
 

@@ -1,4 +1,4 @@
-"""How long a small copy to the GPU waits while frozen layers are swapped in, by the pieces they come in. See README.md.
+"""How long a small copy to the GPU waits while frozen layers are swapped in, by how many are enqueued. See README.md.
 
     python benchmarks/finetune/layer_copies.py        # one GPU, a minute; writes results/layer_copies.json
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of
 import numpy as np
 import torch
 
-from backends.cuda.finetune.layer_weights import PIECE_BYTES, copy_in_pieces
+from backends.cuda.finetune.layer_copies import BESIDE_DECODE, LayerCopies, LayerCopy, TorchCopyStream
 from benchmarks.allocator.measuring import commit, machine
 from benchmarks.record import results_folder, write_json
 from harli_core.summary import distribution
@@ -29,82 +30,71 @@ from harli_core.summary import distribution
 LAYER_BYTES = 436_224_000
 """Frozen weights of a layer of LLaMA3-8B, about."""
 
-PIECES = {"whole": LAYER_BYTES, "64 MiB": 64 << 20, "16 MiB": PIECE_BYTES, "4 MiB": 4 << 20}
+BACKLOGS = {"1 layer at once": (1, None), "10 layers at once": (10, None), "10 layers, fed": (10, BESIDE_DECODE)}
+"""Layers that are begun at a time, and pieces that may be under way."""
 
-QUEUED = (1, 4)
-"""Layers that are enqueued at a time."""
-
-SAMPLES, PAUSE_S = 150, 0.002
-
-SLOTS = 1024
+SLOTS = (64, 1024, 4096)
 """Of a prompt, int64."""
 
+SAMPLES, PAUSE_S = 100, 0.002
 
-class Copies:
-    """Layers copied one behind the other on a stream of their own, so many at a time."""
 
-    def __init__(self, piece_bytes: int, queued: int) -> None:
+class Swaps:
+    """Layers that are begun again and again, as if a window moved."""
+
+    def __init__(self, layers: int, most_pieces: int | None) -> None:
         """Nothing is enqueued."""
-        self._piece_bytes, self._queued = piece_bytes, queued
-        self._stream = torch.cuda.Stream()
-        self._masters = [torch.zeros(LAYER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._slots = [torch.empty(LAYER_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2)]
-        self._last: list[torch.cuda.Event] = []
-        self.layers = 0
-        self.enqueue_us: list[float] = []
+        self._layers = layers
+        self._copies = LayerCopies(TorchCopyStream(torch.cuda.Stream()), most_pieces)
+        self._master = torch.zeros(LAYER_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._slot = torch.empty(LAYER_BYTES, dtype=torch.uint8, device="cuda")
+        self._begun: deque[LayerCopy] = deque()
+        self.done = 0
 
-    def keep_going(self) -> None:
-        """Enqueue anew when half of what was enqueued is over."""
-        while self._last and self._last[0].query():
-            self._last.pop(0)
-        while len(self._last) <= self._queued // 2:
-            for _ in range(self._queued - len(self._last)):
-                begin_s = time.perf_counter()
-                with torch.cuda.stream(self._stream):
-                    copy_in_pieces(self._slots[self.layers % 2], self._masters[self.layers % 2], self._piece_bytes)
-                    event = torch.cuda.Event()
-                    event.record()
-                self.enqueue_us.append((time.perf_counter() - begin_s) * 1e6)
-                self._last.append(event)
-                self.layers += 1
+    def go_on(self) -> None:
+        """Begin a layer for each that is there."""
+        while self._begun and self._begun[0].over:
+            self._begun.popleft()
+            self.done += 1
+        while len(self._begun) < self._layers:
+            self._begun.append(self._copies.begin(self._slot, self._master, None))
+        self._copies.feed()
 
 
-def there_and_back_ms(stream: torch.cuda.Stream, pinned: torch.Tensor | None) -> float:
+def there_and_back_ms(stream: torch.cuda.Stream, source: torch.Tensor) -> float:
     """As in an admission: some slots are sent, and one number is read back behind them."""
     with torch.cuda.stream(stream):
         begin_s = time.perf_counter()
-        source = torch.from_numpy(np.arange(SLOTS)) if pinned is None else pinned
-        sent = source.to("cuda", non_blocking=True)
-        int(sent[-1])
+        int(source.to("cuda", non_blocking=True)[-1])
         return (time.perf_counter() - begin_s) * 1e3
 
 
-def measured(copies: Copies | None) -> dict[str, Any]:
-    """Small copies while layers are copied (`None`: none are), from pageable and from pinned memory."""
+def measured(swaps: Swaps | None) -> dict[str, Any]:
+    """Small copies of each size, from pageable and from pinned memory, while layers are swapped in (`None`: none are)."""
     stream = torch.cuda.Stream()
     found: dict[str, Any] = {}
-    for name, pinned in (("pageable", None), ("pinned", torch.arange(SLOTS).pin_memory())):
-        waits: list[float] = []
-        begin_s, before = time.perf_counter(), copies.layers if copies is not None else 0
-        while len(waits) < SAMPLES:
-            until_s = time.perf_counter() + PAUSE_S
-            while time.perf_counter() < until_s:
-                if copies is not None:
-                    copies.keep_going()
-            waits.append(there_and_back_ms(stream, pinned))
-        took_s = time.perf_counter() - begin_s
-        found[name] = {"wait_ms": distribution(np.asarray(waits))}
-        if copies is not None:
-            found[name]["layers_gb_per_s"] = (copies.layers - before) * LAYER_BYTES / took_s / 1e9
+    for slots in SLOTS:
+        for kind in ("pageable", "pinned"):
+            source = torch.from_numpy(np.arange(slots))
+            source = source.pin_memory() if kind == "pinned" else source
+            waits: list[float] = []
+            begin_s, before = time.perf_counter(), 0 if swaps is None else swaps.done
+            while len(waits) < SAMPLES:
+                until_s = time.perf_counter() + PAUSE_S
+                while time.perf_counter() < until_s:
+                    if swaps is not None:
+                        swaps.go_on()
+                waits.append(there_and_back_ms(stream, source))
+            took_s = time.perf_counter() - begin_s
+            rate = None if swaps is None else (swaps.done - before) * LAYER_BYTES / took_s / 1e9
+            found[f"{slots} slots, {kind}"] = {"wait_ms": distribution(np.asarray(waits)), "layers_gb_per_s": rate}
     torch.cuda.synchronize()
-    if copies is not None:
-        found["enqueue_us"] = distribution(np.asarray(copies.enqueue_us))
     return found
 
 
 def main() -> None:
-    """Each size of pieces, with one layer and with several enqueued."""
-    there_and_back_ms(torch.cuda.Stream(), None)
+    """Without layers, and beside each backlog of them."""
+    there_and_back_ms(torch.cuda.Stream(), torch.arange(8))
     document: dict[str, Any] = {
         "benchmark": "layer_copies",
         "machine": machine(),
@@ -113,13 +103,11 @@ def main() -> None:
         "layer_bytes": LAYER_BYTES,
         "no layers": measured(None),
     }
-    for name, piece_bytes in PIECES.items():
-        for queued in QUEUED:
-            found = document[f"{name}, {queued} enqueued"] = measured(Copies(piece_bytes, queued))
-            waits = {
-                kind: [found[kind]["wait_ms"][of] for of in ("p50", "p99", "max")] for kind in ("pageable", "pinned")
-            }
-            print(json.dumps({name: queued, **waits}), flush=True)
+    for name, (layers, most_pieces) in BACKLOGS.items():
+        document[name] = measured(Swaps(layers, most_pieces))
+        for what, figures in document[name].items():
+            wait = figures["wait_ms"]
+            print(json.dumps({name: what, **{of: round(wait[of], 3) for of in ("p50", "p99", "max")}}), flush=True)
     write_json(results_folder(__file__) / "layer_copies.json", document)
 
 

@@ -14,9 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backends.cuda.finetune.assembly import SharedWeights
 from backends.cuda.finetune.frozen_layer import FrozenLayout, host_master
 from backends.cuda.finetune.fused_weights import unfused
+from backends.cuda.finetune.layer_copies import LayerCopies
 from backends.cuda.finetune.layer_weights import WindowedWeights
 from backends.cuda.finetune.submodel import CutModel
 from harli_core.errors import ConfigError, JobError, OutOfMemoryError
+from tests.finetune.copy_link import Link, Mark
 from tests.finetune.tiny import (
     LAYERS,
     gradients,
@@ -96,8 +98,61 @@ class WindowedMachine(RuleBasedStateMachine):
         assert self.ledger.out == self.weights.capacity
 
 
+class CopiedMachine(WindowedMachine):
+    """The same where layers arrive piece by piece over a slow link, and the link may be anywhere when a unit needs one."""
+
+    @initialize(capacity=st.integers(2, LAYERS), room=st.integers(2, LAYERS), most=st.sampled_from((None, 1, 3)))
+    def start(self, capacity: int, room: int, most: int | None) -> None:
+        """As above, with a link."""
+        super().start(capacity, room)
+        self.link = Link()
+        self.weights._copies = LayerCopies(self.link, most, 64)
+
+    @rule(pieces=st.integers(0, 20))
+    def link_goes_on(self, pieces: int) -> None:
+        """As many pieces as it has time for."""
+        self.link.go(pieces)
+        self.weights.feed()
+
+    @rule(steps=st.integers(0, 2 * LAYERS), wait=st.booleans())
+    def go_on(self, steps: int, wait: bool) -> None:
+        """Use every layer on the way: as soon as it is there, or at once."""
+        for _ in range(steps):
+            self.walk = (self.walk + 1) % (2 * LAYERS)
+            ready = self.weights.ready(self.walk)
+            while wait and not ready:
+                self.link.go(1)
+                ready = self.weights.ready(self.walk)
+            layer = self.weights.window.layer_at(self.walk)
+            self.weights.use(self.walk, self)
+            found = [part for _, part in self.layers[layer].frozen]
+            assert all(torch.equal(a, b) for a, b in zip(found, self.expected[layer], strict=True))
+            self.weights.used(self.walk, None)
+
+    @rule(layers=st.integers(0, LAYERS + 1))
+    def resize(self, layers: int) -> None:
+        """What is enqueued refers to its slots here, which it does not on a GPU: it is over first."""
+        self.link.go()
+        super().resize(layers)
+
+    @invariant()
+    def books_agree(self) -> None:
+        """As above, once nothing is enqueued."""
+        if self.link.queue:
+            self.weights.check_integrity()
+        else:
+            super().books_agree()
+
+    def wait_event(self, mark: Mark) -> None:
+        """What a unit's stream does: the link goes on until the layer is there."""
+        while not mark.query():
+            self.link.go(1)
+
+
 TestWindowedMachine = WindowedMachine.TestCase
 TestWindowedMachine.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
+TestCopiedMachine = CopiedMachine.TestCase
+TestCopiedMachine.settings = TestWindowedMachine.settings
 
 
 def test_a_window_needs_room_for_two_layers() -> None:

@@ -12,6 +12,7 @@ from backends.cuda.finetune.engine import FinetuneEngine
 from backends.cuda.finetune.feed import BatchFeed
 from backends.cuda.finetune.frozen_layer import FrozenLayout, bind_frozen, host_master, take_tensors
 from backends.cuda.finetune.fused_layer import fuse, triton_kernels
+from backends.cuda.finetune.layer_copies import BESIDE_DECODE
 from backends.cuda.finetune.layer_graphs import Capture, GraphRunner
 from backends.cuda.finetune.layer_runner import EagerRunner, LayerRunner
 from backends.cuda.finetune.layer_weights import HeldWeights, LayerWeights, SlotMemory, WindowedWeights
@@ -131,6 +132,7 @@ def _weights(
         device,
         slot_memory,
         dropped,
+        None if slot_memory is None else BESIDE_DECODE,
     )
     return window, forget
 

@@ -94,6 +94,10 @@ class FinetuneEngine:
         """See `FinetuneWork`."""
         return self.weights.ready(self.cursor.unit.walk)
 
+    def copy_layers(self) -> None:
+        """See `FinetuneWork`."""
+        self.weights.feed()
+
     def run(self, unit: Unit, stream: Any = None, host_ms: float | None = None) -> None:
         """See `FinetuneWork`."""
         if unit is not self.cursor.unit or self._status != "running":

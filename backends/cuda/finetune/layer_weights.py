@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from backends.cuda.finetune.frozen_layer import FrozenLayout, bind_frozen
+from backends.cuda.finetune.layer_copies import LayerCopies, LayerCopy, TorchCopyStream
 from backends.cuda.finetune.submodel import Submodel
 from harli_core.errors import ConfigError, OutOfMemoryError
 from harli_core.memory.window import LayerWindow
-
-PIECE_BYTES = 16 << 20
-"""A layer is copied in pieces of this size: the GPU copies in one direction one after the other, and what decoding copies in
-between must not wait for a whole layer."""
 
 SlotMemory = Callable[[int, Any], Any]
 """``allocate(size_bytes, stream)``: a uint8 tensor on the device, freed in the order of ``stream`` with its last reference.
@@ -31,6 +28,10 @@ class LayerWeights(Protocol):
 
     def prefetch(self, walk: int) -> None:
         """Queue the swaps that walk position ``walk`` asks for."""
+        ...
+
+    def feed(self) -> None:
+        """Let queued swaps go on, as far as they may; cheap, and to be called often."""
         ...
 
     def ready(self, walk: int) -> bool:
@@ -75,6 +76,9 @@ class HeldWeights:
     def prefetch(self, walk: int) -> None:
         """Nothing is ever missing."""
 
+    def feed(self) -> None:
+        """Nothing is queued."""
+
     def ready(self, walk: int) -> bool:  # noqa: ARG002
         """Always."""
         return True
@@ -95,30 +99,24 @@ class HeldWeights:
 
 
 class Slot:
-    """Device memory for one layer, and the events that order its reading and its overwriting."""
+    """Device memory for one layer, the copy that fills it, and the event that orders its overwriting."""
 
-    __slots__ = ("flat", "layer", "loaded", "read", "views")
+    __slots__ = ("copy", "flat", "layer", "read", "views")
 
     def __init__(self, flat: Any, layout: FrozenLayout) -> None:
         """Empty."""
         self.flat, self.views = flat, layout.views(flat)
         self.layer: int | None = None
-        self.loaded: Any = None
+        self.copy: LayerCopy | None = None
         self.read: Any = None
-
-
-def copy_in_pieces(to: Any, master: Any, piece_bytes: int) -> None:
-    """Enqueue the copy of a pinned uint8 ``master`` to the device, ``piece_bytes`` at a time, on the current stream."""
-    for part, given in zip(to.split(piece_bytes), master.split(piece_bytes), strict=True):
-        part.copy_(given, non_blocking=True)
 
 
 class WindowedWeights:
     """Layers pass through ``capacity`` slots; the master of each stays on the host, so dropping one is free.
 
-    Copies run on a stream of their own. A slot is overwritten, and its memory given back, only behind the event of the
-    last unit that read it, and a unit's stream waits for the event of the copy that it reads. Slots have fixed addresses:
-    a graph captured on a slot serves whichever layer is in it.
+    Copies run on a stream of their own (`LayerCopies`). A slot is overwritten, and its memory given back, only behind the
+    event of the last unit that read it, and a unit's stream waits for the event of the copy that it reads. Slots have fixed
+    addresses: a graph captured on a slot serves whichever layer is in it.
     """
 
     def __init__(
@@ -130,8 +128,12 @@ class WindowedWeights:
         device: Any,
         allocate: SlotMemory | None = None,
         dropped: Callable[[int], None] | None = None,
+        most_pieces: int | None = None,
     ) -> None:
-        """``dropped(layer)`` is called before a layer's weights go, for whoever still refers to them."""
+        """``dropped(layer)`` is called before a layer's weights go, for whoever still refers to them.
+
+        ``most_pieces``: see `LayerCopies`.
+        """
         import torch
 
         self._torch = torch
@@ -144,6 +146,7 @@ class WindowedWeights:
         self._device = device
         self._allocate = allocate or self._torch_memory
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copies = None if self._stream is None else LayerCopies(TorchCopyStream(self._stream), most_pieces)
         self._free: list[Slot] = []
         self._held: dict[int, Slot] = {}
         self._bound: list[Slot | None] = [None] * len(layers)
@@ -181,19 +184,26 @@ class WindowedWeights:
             self.window.insert(swap.load)
             self._load(slot, swap.load)
 
+    def feed(self) -> None:
+        """See `LayerWeights`."""
+        if self._copies is not None:
+            self._copies.feed()
+
     def ready(self, walk: int) -> bool:
         """See `LayerWeights`."""
         self.prefetch(walk)
-        loaded = self._held[self.window.layer_at(walk)].loaded
-        return loaded is None or bool(loaded.query())
+        self.feed()
+        copy = self._held[self.window.layer_at(walk)].copy
+        return copy is None or copy.over
 
     def use(self, walk: int, stream: Any) -> int | None:
         """See `LayerWeights`."""
         self.prefetch(walk)
         layer = self.window.layer_at(walk)
         slot = self._held[layer]
-        if slot.loaded is not None:
-            stream.wait_event(slot.loaded)
+        if slot.copy is not None and self._copies is not None:
+            self._copies.finish(slot.copy)
+            stream.wait_event(slot.copy.loaded)
         if self._bound[layer] is not slot:
             bind_frozen(self._layers[layer], self._names[layer], slot.views)
             self._bound[layer] = slot
@@ -227,6 +237,7 @@ class WindowedWeights:
         for layer, slot in self._held.items():
             if self.dropped is not None:
                 self.dropped(layer)
+            self._cancel(slot)
             if self._bound[layer] is slot:
                 bind_frozen(self._layers[layer], self._names[layer], self._home[layer])
                 self._bound[layer] = None
@@ -249,6 +260,7 @@ class WindowedWeights:
         self.window.drop(layer)
         slot = self._held.pop(layer)
         slot.layer = None
+        self._cancel(slot)
         if self._bound[layer] is slot:  # a module that went on referring to the slot would keep its memory
             bind_frozen(self._layers[layer], self._names[layer], self._home[layer])
             self._bound[layer] = None
@@ -258,14 +270,16 @@ class WindowedWeights:
         slot.layer = layer
         self._held[layer] = slot
         self.swapped_bytes += self._layout.size_bytes
-        if self._stream is None:
+        if self._copies is None:
             slot.flat.copy_(self._masters[layer])
-            return
-        self._fence(slot)
-        with self._torch.cuda.stream(self._stream):
-            copy_in_pieces(slot.flat, self._masters[layer], PIECE_BYTES)
-            slot.loaded = self._torch.cuda.Event()
-            slot.loaded.record(self._stream)
+        else:
+            slot.copy = self._copies.begin(slot.flat, self._masters[layer], slot.read)
+
+    def _cancel(self, slot: Slot) -> None:
+        """Nothing more is copied into the slot, and nobody refers to its memory for that."""
+        if slot.copy is not None and self._copies is not None:
+            self._copies.cancel(slot.copy)
+        slot.copy = None
 
     def _fence(self, slot: Slot) -> None:
         """Order what the copy stream does next, freeing included, behind the last unit that read the slot."""

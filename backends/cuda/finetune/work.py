@@ -67,6 +67,10 @@ class FinetuneWork(Protocol):
         """
         ...
 
+    def copy_layers(self) -> None:
+        """Let copies of frozen layers go on, as far as there is room; cheap, and to be called often."""
+        ...
+
     def run(self, unit: Unit, stream: Any = None, host_ms: float | None = None) -> None:
         """Enqueue ``unit``, which must be `next_unit`, on ``stream`` (a `torch.cuda.Stream`; `None`: the current one).
 

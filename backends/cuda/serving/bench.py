@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, Protocol
@@ -12,6 +13,9 @@ from harli_core.types import Split, UnitKind
 
 COLD_UNITS = 2
 """The first units of a kind on a stream find clocks and memory not settled, and are not counted."""
+
+AHEAD = 2
+"""Units that are enqueued at a time: one that has to wait for the host between its kernels would seem to take longer."""
 
 UNITS_WAITED = 20_000
 """A job that gives none of a kind in so many units never will."""
@@ -116,17 +120,23 @@ class InstanceBench:
         layers = 1 if engine is None else engine.states.layers_together
         found: dict[UnitKind, list[float]] = {kind: [] for kind in KINDS}
         cold = dict.fromkeys(KINDS, COLD_UNITS)
+        under_way: deque[tuple[UnitKind, Any, Any]] = deque()
         for _ in range(UNITS_WAITED):
             if min(len(durations) for durations in found.values()) >= min(3, repeats):
                 break
-            kind = self._next_kind()
-            took_ms = self._run_alone(lane)
+            under_way.append(self._enqueued(lane))
+            if len(under_way) < AHEAD:
+                continue
+            kind, begin, end = under_way.popleft()
+            took_ms = self._waited_ms(begin, end)
             if cold[kind]:
                 cold[kind] -= 1
             elif len(found[kind]) < repeats:
                 found[kind].append(round(max(took_ms / (layers if kind == "optimizer" else 1), 1e-4), 4))
         else:
             raise RuntimeError(f"the job gives no unit of some kind: { {kind: len(found[kind]) for kind in KINDS} }")
+        for _, begin, end in under_way:
+            self._waited_ms(begin, end)
         for kind, durations in found.items():
             self._alone[kind, lane.split.finetune_sms] = median(durations)
         return found
@@ -173,14 +183,17 @@ class InstanceBench:
             found.append(round(max(self._decoder.finish(0.0).decode_ms, 1e-4), 4))
         return found[1:]
 
-    def _run_alone(self, lane: Lane) -> float:
-        work, stream = self._job.pump.work, lane.finetune_stream
+    def _enqueued(self, lane: Lane) -> tuple[UnitKind, Any, Any]:
+        """Launch the next unit; its kind, and the marks around it."""
+        kind, stream, work = self._next_kind(), lane.finetune_stream, self._job.pump.work
         assert work is not None
         unit = work.next_unit()
         assert unit is not None, "`_next_kind` looked"
         begin = self._timeline.mark(stream)
         work.run(unit, stream)
-        end = self._timeline.mark(stream)
+        return kind, begin, self._timeline.mark(stream)
+
+    def _waited_ms(self, begin: Any, end: Any) -> float:
         while not self._timeline.passed(end):
             pass
         return self._timeline.between_ms(begin, end)

@@ -136,7 +136,8 @@ class UnitPump:
         return unit
 
     def poll(self) -> None:
-        """Forget units that are over, and learn from how long they took."""
+        """Forget units that are over, and learn from how long they took; let copies of layers go on."""
+        self._copy_layers()
         now_ms = self._timeline.now_ms()
         while self._flights and self._timeline.passed(self._flights[0].end):
             flight = self._flights.popleft()
@@ -151,6 +152,14 @@ class UnitPump:
             key, ratio = (flight.kind, flight.sms), took_ms / flight.predicted_ms if flight.predicted_ms > 0 else 1.0
             self._ratio[key] = self._ratio.get(key, 1.0) * (1 - LEARNING) + LEARNING * ratio
         self._polled_ms = now_ms
+
+    def _copy_layers(self) -> None:
+        if self.work is None:
+            return
+        try:
+            self.work.copy_layers()
+        except Exception as error:  # whatever it is, serving goes on
+            self.stop(f"{type(error).__name__}: {error}")
 
     def unblock(self, running_ms: float, now_ms: float) -> None:
         """What units wait for (`Behind`) is over by ``now_ms``, and was not at ``running_ms``: date them by that."""
