@@ -59,6 +59,9 @@ from harli_core.summary import distribution
 SERVE_ONLY = ("inference_only", "separate_serving")
 """Cells without finetuning."""
 
+WORST_OF_WARM_UP = 5
+"""Steps of the warm-up that are kept one by one."""
+
 LEAST_STEPS = 3
 """Optimizer steps that a rate is made of, at least."""
 
@@ -102,6 +105,7 @@ def measured(
         "start_gap_ms": distribution(gap_ms) if len(gap_ms := np.asarray(serving.interleaving.start_gap_ms)) else None,
         "by_decode_sms": by_decode_sms(steps, late) if late.any() else {},
         "worst_steps": worst(steps, late, serving) if late.any() else [],
+        "worst_steps_of_warm_up": worst(steps, ~late, serving)[:WORST_OF_WARM_UP] if not late.all() else [],
         "rows_lent": float(np.mean(steps.span_column("rows_lent"))) if counts.size else None,
     }
     job = serving.job
