@@ -13,7 +13,6 @@ from rich.console import Console
 
 from harli_cli.file_clashes import check_clashes
 from harli_cli.progress import progress
-from harli_cli.provenance import typed_command
 from harli_cli.settings import merged
 from harli_core.errors import ConfigError
 
@@ -66,6 +65,7 @@ def compare(
     """Run policies side by side over several seeds: means, 95 % intervals, gains, and the best within the target."""
     from harli_cli.comparison.command import Comparison, failed, written  # noqa: PLC0415
     from harli_cli.comparison.command import compare as run_comparison  # noqa: PLC0415
+    from harli_cli.provenance import typed_command  # noqa: PLC0415
     from policies import POLICIES  # noqa: PLC0415
 
     options = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harli_core.policy import PolicyContext, count_option, option
 from harli_core.qos.first_job import first_job_plan
 from harli_core.qos.monitor import WHOLE_CHIP, LatencyMonitor
-from harli_core.qos.pacing import Pace, pace, spent_ms
+from harli_core.qos.pacing import Pace, fastest, spent_ms
 from harli_core.qos.roomy_hold import SNUG, RoomyHold
 from harli_core.qos.rows import rows_for
 from harli_core.types import Hold, StepPlan, StepResult, StepView
@@ -39,6 +41,10 @@ class Hybrid:
         self._hold_steps = count_option("hold_steps", hold_steps)
         self._hysteresis = option("hysteresis", hysteresis, 0.0, 0.5)
         self._monitor = LatencyMonitor(context, option("quantile", quantile, 0.0, 1.0))
+        splits = context.capabilities.splits
+        self._choices = (WHOLE_CHIP, *range(len(splits)))
+        self._rings = [self._monitor.ring(choice) for choice in self._choices]
+        self._free_sms = [context.capabilities.total_sms - self._partitions(choice)[0] for choice in self._choices]
         self._last = WHOLE_CHIP
         self._rates: dict[int, tuple[float, tuple[float, ...]]] = {}
 
@@ -75,15 +81,16 @@ class Hybrid:
         """
         guard = self._monitor.guard
         if view.jobs and not view.waiting and not guard.paused:
-            room, best = self._roomy_pace(view)
+            budgets_ms = self._budgets_ms(view)
+            room, best = self._roomy_pace(view, budgets_ms)
             if best is not None and self._spent_ms(view, self._partitions(best.choice)[0]):
                 room = RoomyHold.exact(view, 1, self._context.qos_ms)
-                best = self._best(view, room)
+                best = self._best(view, room, budgets_ms)
             if best is not None:
                 return room.hold, best
         return Hold(min(self._hold_steps, guard.paused_steps or self._hold_steps), None), None
 
-    def _roomy_pace(self, view: StepView) -> tuple[RoomyHold, Pace | None]:
+    def _roomy_pace(self, view: StepView, budgets_ms: Sequence[float]) -> tuple[RoomyHold, Pace | None]:
         """The best pace for a while in which requests may join and leave.
 
         Room costs finetuning, as the turn must be short enough for the largest batch: less of it has to be better by the
@@ -93,12 +100,12 @@ class Hybrid:
         graph_batches = self._context.predictor.profile.graph_batches
         room = RoomyHold.of(view, steps, qos_ms, graph_batches)
         snug = RoomyHold.of(view, steps, qos_ms, graph_batches, SNUG)
-        best, closer = self._best(view, room), self._best(view, snug)
+        best, closer = self._best(view, room, budgets_ms), self._best(view, snug, budgets_ms)
         if closer is not None and (best is None or closer.work_rate * (1.0 - self._hysteresis) > best.work_rate):
             room, best = snug, closer
         if best is None:
             room = RoomyHold.exact(view, steps, qos_ms)
-            best = self._best(view, room)
+            best = self._best(view, room, budgets_ms)
         return room, best
 
     def _partitions(self, choice: int) -> tuple[int, int]:
@@ -112,30 +119,20 @@ class Hybrid:
         """See `pacing.spent_ms`."""
         return spent_ms(view, self._context.capabilities.total_sms - decode_sms)
 
-    def _best(self, view: StepView, room: RoomyHold) -> Pace | None:
-        lines = self._context.predictor.lines(room.batch)
-        alone_rate, beside_rates = self._work_rates(view.jobs[0].unit_tokens)
-        in_flight = any(job.in_flight_sms for job in view.jobs)
-        budget_ms = self._target_ms - view.elapsed_ms
-        best: Pace | None = None
-        for choice in (WHOLE_CHIP, *range(len(beside_rates))):
-            ring = self._monitor.ring(choice)
-            if choice == WHOLE_CHIP:
-                (fixed_ms, token_ms), beside_rate = lines.whole_chip, 0.0
-            else:
-                beside_rate = beside_rates[choice] / self._monitor.unit_level(choice)
-                fixed_ms, token_ms = lines.colocated[choice]
-            decode_ms = fixed_ms + token_ms * room.kv_tokens
-            if in_flight:
-                budget_ms = self._target_ms - self._spent_ms(view, self._partitions(choice)[0])
-            found = pace(choice, decode_ms * ring.centre, decode_ms * ring.bound, budget_ms, alone_rate, beside_rate)
-            if found is None:
-                continue
-            if choice == self._last:
-                found = Pace(choice, found.turn_ms, found.work_rate * (1.0 + self._hysteresis))
-            if best is None or found.work_rate > best.work_rate:
-                best = found
-        return best
+    def _budgets_ms(self, view: StepView) -> list[float]:
+        """What each choice has for the coming step: units in flight are in the way of some of them."""
+        if any(job.in_flight_sms for job in view.jobs):
+            return [self._target_ms - spent_ms(view, free_sms) for free_sms in self._free_sms]
+        return [self._target_ms - view.elapsed_ms] * len(self._choices)
+
+    def _best(self, view: StepView, room: RoomyHold, budgets_ms: Sequence[float]) -> Pace | None:
+        lines, kv_tokens = self._context.predictor.lines(room.batch), room.kv_tokens
+        decode_ms = [fixed_ms + token_ms * kv_tokens for fixed_ms, token_ms in (lines.whole_chip, *lines.colocated)]
+        alone_rate, rates = self._work_rates(view.jobs[0].unit_tokens)
+        beside_rates = [0.0, *[rate / level for rate, level in zip(rates, self._monitor.unit_levels, strict=True)]]
+        return fastest(
+            self._choices, self._rings, decode_ms, budgets_ms, beside_rates, alone_rate, self._last, self._hysteresis
+        )
 
     def _idle_sms(self, unit_tokens: int) -> int:
         """SMs for finetuning while there is nothing to decode.

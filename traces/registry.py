@@ -16,7 +16,6 @@ from traces.json_lines import first_keys, first_line_fault
 from traces.parquet import SHAPE, is_parquet, parse_parquet
 from traces.rows import RawRows, settle
 from traces.schema import LoadedTrace, RepairOptions, Repairs, RequestTrace
-from traces.synthetic import azure_conv
 
 SYNTHETIC = "synthetic"
 """The name under which `load_trace` gives the bundled trace; a file of that name is ``./synthetic``."""
@@ -64,6 +63,8 @@ def load_trace(
     """
     rng = seeded(seed)
     if spec == SYNTHETIC:
+        from traces.synthetic import azure_conv  # noqa: PLC0415  (a file needs none of it)
+
         for name, given in (("format", format_name), ("rate", rate_rps)):
             if given is not None:
                 raise ConfigError(f"{name} = {given!r}: the synthetic trace takes none; it is for files")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import sub
 
 from harli_core.policy import PolicyContext
 from harli_core.qos.guard import Guard
@@ -44,9 +45,10 @@ class LatencyMonitor:
         """The residuals of a choice."""
         return self._alone if choice == WHOLE_CHIP else self._shared[choice]
 
-    def unit_level(self, choice: int) -> float:
-        """How many times as long as predicted units take beside decode on a split; 1 before any was measured."""
-        return self._unit_levels[choice]
+    @property
+    def unit_levels(self) -> Sequence[float]:
+        """How many times as long as predicted units take beside decode, a split each; 1 before any was measured."""
+        return self._unit_levels
 
     def expect(
         self,
@@ -85,17 +87,23 @@ class LatencyMonitor:
         planned_ms = self._turn_ms
         measured_ms: Sequence[float] = result.decode_ms
         if spent_ms or planned_ms or result.latency_ms != result.decode_ms:
-            more_ms = [
-                latency_ms - decode_ms - (turn_ms if turn_ms > planned_ms else planned_ms)
-                for latency_ms, decode_ms, turn_ms in zip(
-                    result.latency_ms, result.decode_ms, result.turn_ms, strict=True
-                )
-            ]
-            more_ms[0] -= spent_ms
-            if max(more_ms) > ROUNDING_MS:
-                measured_ms = [ms + max(0.0, more) for ms, more in zip(measured_ms, more_ms, strict=True)]
+            # Beyond decode and its real turn; beyond the longer of real and planned turn it is at most this.
+            beyond_ms = map(sub, map(sub, result.latency_ms, result.decode_ms), result.turn_ms)
+            if max(beyond_ms) > ROUNDING_MS:
+                measured_ms = self._with_waiting(result, planned_ms, spent_ms)
         self.ring(self._choice).add([ms / (predicted_ms + growth_ms * step) for step, ms in enumerate(measured_ms)])
         self.guard.observe(result.latency_ms, self._finetuning)
+
+    def _with_waiting(self, result: StepResult, planned_ms: float, spent_ms: float) -> Sequence[float]:
+        """Decode latencies, and what each step took beyond that and its turn, be that the real or the planned one."""
+        more_ms = [
+            latency_ms - decode_ms - (turn_ms if turn_ms > planned_ms else planned_ms)
+            for latency_ms, decode_ms, turn_ms in zip(result.latency_ms, result.decode_ms, result.turn_ms, strict=True)
+        ]
+        more_ms[0] -= spent_ms
+        if max(more_ms) <= ROUNDING_MS:
+            return result.decode_ms
+        return [ms + max(0.0, more) for ms, more in zip(result.decode_ms, more_ms, strict=True)]
 
     def _line(self, batch: int) -> tuple[float, float]:
         lines = self._predictor.lines(batch)

@@ -10,8 +10,10 @@ so the choices are compared by that rate. The whole-chip choice has nothing besi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harli_core.qos.residuals import ResidualRing
 from harli_core.types import StepView
 
 
@@ -24,15 +26,36 @@ class Pace:
     work_rate: float
 
 
-def pace(
-    choice: int, expected_ms: float, bound_ms: float, budget_ms: float, alone_rate: float, beside_rate: float
+def fastest(
+    choices: Sequence[int],
+    rings: Sequence[ResidualRing],
+    decode_ms: Sequence[float],
+    budgets_ms: Sequence[float],
+    beside_rates: Sequence[float],
+    alone_rate: float,
+    last: int,
+    hysteresis: float,
 ) -> Pace | None:
-    """The longest turn that ``budget_ms`` leaves; `None` when the bound alone exceeds it."""
-    turn_ms = budget_ms - bound_ms
-    if turn_ms < 0.0:
-        return None
-    work = turn_ms * alone_rate + expected_ms * beside_rate
-    return Pace(choice, turn_ms, work / (turn_ms + expected_ms))
+    """The choice whose longest turn gives the most work; `None` when the bound alone exceeds the budget of each.
+
+    ``decode_ms`` are predictions that ``rings`` have yet to correct; ``beside_rates`` and ``alone_rate`` are layer passes a
+    millisecond. The rate of ``last`` counts for ``hysteresis`` more.
+    """
+    best: tuple[int, float, float] | None = None
+    most = 0.0
+    for choice, ring, predicted_ms, budget_ms, beside_rate in zip(
+        choices, rings, decode_ms, budgets_ms, beside_rates, strict=True
+    ):
+        turn_ms = budget_ms - predicted_ms * ring.bound
+        if turn_ms < 0.0:
+            continue
+        expected_ms = predicted_ms * ring.centre
+        rate = (turn_ms * alone_rate + expected_ms * beside_rate) / (turn_ms + expected_ms)
+        if choice == last:
+            rate *= 1.0 + hysteresis
+        if best is None or rate > most:
+            best, most = (choice, turn_ms, rate), rate
+    return None if best is None else Pace(*best)
 
 
 def spent_ms(view: StepView, free_sms: int) -> float:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from harli_core.memory.reservation import Reservation
 from harli_core.qos.first_job import first_job_plan
-from harli_core.qos.pacing import pace
+from harli_core.qos.monitor import WHOLE_CHIP
+from harli_core.qos.pacing import Pace, fastest
+from harli_core.qos.residuals import ResidualRing
 from harli_core.qos.rows import GROW_ROWS, rows_for
 from harli_core.qos.split_choice import closest_below
 from harli_core.types import Hold, JobPlan, JobView, MemoryView, StepPlan, StepView
@@ -66,9 +68,16 @@ def test_no_split_fits_better(predicted_ms: list[float], target_ms: float) -> No
 # -- pacing -----------------------------------------------------------------------------------------------------------
 
 
+def paced(expected_ms: float, bound_ms: float, budget_ms: float, alone_rate: float, beside_rate: float) -> Pace | None:
+    """The pace of choice 3, the only one, predicted to take ``expected_ms`` and allowed for with ``bound_ms``."""
+    ring = ResidualRing([1.0, bound_ms / expected_ms], quantile=1.0)
+    ring.centre = 1.0
+    return fastest([3], [ring], [expected_ms], [budget_ms], [beside_rate], alone_rate, last=WHOLE_CHIP, hysteresis=0.1)
+
+
 def test_the_turn_is_what_the_bound_leaves() -> None:
     """A budget of 40 ms, decode of 10 ms that may take 12: a turn of 28 ms."""
-    found = pace(3, 10.0, 12.0, 40.0, alone_rate=0.5, beside_rate=0.25)
+    found = paced(10.0, 12.0, 40.0, alone_rate=0.5, beside_rate=0.25)
     assert found is not None
     assert (found.choice, found.turn_ms) == (3, 28.0)
     assert found.work_rate == pytest.approx((28.0 * 0.5 + 10.0 * 0.25) / 38.0)
@@ -76,8 +85,8 @@ def test_the_turn_is_what_the_bound_leaves() -> None:
 
 def test_a_bound_over_budget_is_no_pace() -> None:
     """Even without a turn the step would be too long; exactly the budget is a turn of nothing."""
-    assert pace(0, 30.0, 40.001, 40.0, 1.0, 1.0) is None
-    exact = pace(0, 30.0, 40.0, 40.0, 1.0, 0.5)
+    assert paced(32.0, 40.001, 40.0, 1.0, 1.0) is None
+    exact = paced(32.0, 40.0, 40.0, 1.0, 0.5)
     assert exact is not None
     assert (exact.turn_ms, exact.work_rate) == (0.0, 0.5)
 
@@ -92,12 +101,23 @@ def test_rate_is_a_mean_of_both_rates(
     expected_ms: float, spread: float, budget_ms: float, rates: tuple[float, float]
 ) -> None:
     """Turn and bound fill the budget; the work rate lies between the rates alone and beside decode."""
-    found = pace(0, expected_ms, expected_ms * spread, budget_ms, *rates)
+    found = paced(expected_ms, expected_ms * spread, budget_ms, *rates)
     if found is None:
-        assert expected_ms * spread > budget_ms
+        assert expected_ms * spread > budget_ms - 1e-9
         return
     assert found.turn_ms + expected_ms * spread == pytest.approx(budget_ms)
     assert min(rates) - 1e-9 <= found.work_rate <= max(rates) + 1e-9
+
+
+@pytest.mark.parametrize(("last", "chosen"), [(WHOLE_CHIP, WHOLE_CHIP), (0, 0), (1, WHOLE_CHIP)])
+def test_the_fastest_choice_replaces_the_last_by_more_than_the_hysteresis(last: int, chosen: int) -> None:
+    """With equal steps the rates beside decode decide: the first choice is 5 % ahead of the second, the third is late."""
+    ring = ResidualRing([], quantile=1.0)
+    found = fastest(
+        (WHOLE_CHIP, 0, 1), [ring] * 3, [20.0, 20.0, 50.0], [40.0] * 3, [1.1, 1.0, 9.0], 1.0, last, hysteresis=0.1
+    )
+    assert found is not None
+    assert found.choice == chosen
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

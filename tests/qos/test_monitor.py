@@ -49,24 +49,24 @@ def test_ratios_follow_the_growing_context(monitor: LatencyMonitor, context_of: 
 
 def test_units_beside_decode_are_learnt_split_by_split(monitor: LatencyMonitor) -> None:
     """Results that have a ratio move the level of the choice in force towards it; odd ones not beyond reason."""
-    assert [monitor.unit_level(choice) for choice in (0, 3)] == [1.0, 1.0]
+    assert [monitor.unit_levels[choice] for choice in (0, 3)] == [1.0, 1.0]
     monitor.expect(3, 8, 8000, finetuning=True)
     for _ in range(100):
         monitor.observe(dataclasses.replace(result_of([10.0]), unit_ratio=1.2))
-    assert monitor.unit_level(3) == pytest.approx(1.2, rel=1e-3)
+    assert monitor.unit_levels[3] == pytest.approx(1.2, rel=1e-3)
     monitor.observe(result_of([10.0]))
-    assert monitor.unit_level(3) == pytest.approx(1.2, rel=1e-3)
+    assert monitor.unit_levels[3] == pytest.approx(1.2, rel=1e-3)
     for _ in range(100):
         monitor.observe(dataclasses.replace(result_of([10.0]), unit_ratio=50.0))
-    assert monitor.unit_level(3) == pytest.approx(2.0, rel=1e-3)
-    assert monitor.unit_level(0) == 1.0
+    assert monitor.unit_levels[3] == pytest.approx(2.0, rel=1e-3)
+    assert monitor.unit_levels[0] == 1.0
 
 
 def test_a_ratio_that_is_no_number_teaches_nothing(monitor: LatencyMonitor) -> None:
     """One NaN, in a log or from a backend, would be there in every later rate of the split."""
     monitor.expect(3, 8, 8000, finetuning=True)
     monitor.observe(dataclasses.replace(result_of([10.0]), unit_ratio=math.nan))
-    assert monitor.unit_level(3) == 1.0
+    assert monitor.unit_levels[3] == 1.0
 
 
 def test_the_correction_is_of_the_first_step(monitor: LatencyMonitor, context_of: Any) -> None:
