@@ -88,6 +88,7 @@ class UnitWork:
         self.launch_ms: dict[UnitKind, float] = dict.fromkeys(kinds, 0.1)
         self.ran: list[tuple[float, float]] = []
         self.host_free_ms: list[float | None] = []  # by when the host had to be free again, as each unit was told
+        self.asked_to_copy = 0
         self._last: Mark | None = None
         self.streams = streams
 
@@ -103,6 +104,10 @@ class UnitWork:
     def unit_tokens(self, _unit: Unit) -> int:
         """The same for all."""
         return 1024
+
+    def copy_layers(self) -> None:
+        """All layers are there; how often that was asked is counted."""
+        self.asked_to_copy += 1
 
     def ready(self) -> bool:
         """Nothing is swapped."""

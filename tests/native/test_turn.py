@@ -295,6 +295,39 @@ def test_pauses_are_no_gaps_before_a_step(
     assert len(interleaving.start_gap_ms) == gaps
 
 
+def test_a_unit_from_before_a_pause_is_no_gap_of_the_first_step_behind_it(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump
+) -> None:
+    """The plan finetunes again, but the last unit is that of a step long over."""
+    plans = SimpleNamespace(boundary_ms=0.0, turn_begun=False)
+    decoder: Any = SimpleNamespace(stream=Stream(gpu), began_ms=0.0)
+    interleaving = Interleaving(decoder, work.streams, gpu, plans, SimpleNamespace(pump=pump))  # type: ignore[arg-type]
+    held: Any = SimpleNamespace(plan=SimpleNamespace(decode_sms=132, jobs=(1,)), turn_budget_ms=0.0)
+    for launched in (True, False, True):
+        unit = pump.ready_unit()
+        assert unit is not None
+        if launched:
+            pump.launch(unit, pump.total_sms)
+        assert interleaving.behind(132) is not None
+        gpu.now += 500.0
+        interleaving.over(held, gpu.now, SimpleNamespace(begin=Mark(gpu.now), decode_ms=1.0))  # type: ignore[arg-type]
+    assert len(interleaving.start_gap_ms) == 2
+
+
+def test_layers_are_copied_while_a_unit_runs(gpu: SoftwareGpu, work: UnitWork, pump: UnitPump) -> None:
+    """Each look at what is in flight lets them go on, also where no unit is wanted; a fault there stops the job."""
+    take_turn(Turn(pump, gpu), gpu, 20.0)
+    before = work.asked_to_copy
+    assert before > 100
+    assert not pump.wants_more(0.0)
+    assert work.asked_to_copy == before + 1
+    work.copy_layers = lambda: 1 / 0  # type: ignore[assignment, method-assign]
+    pump.poll()
+    assert pump.over
+    assert pump.failure is not None
+    assert "ZeroDivisionError" in pump.failure
+
+
 @pytest.mark.parametrize("max_batch", [1, 3, 8, 100, 256, 257, 300, 512, 1000])
 def test_every_batch_has_a_graph(max_batch: int) -> None:
     """The largest graph is of the largest batch, and none is far from the next."""

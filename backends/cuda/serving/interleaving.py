@@ -33,6 +33,8 @@ class Interleaving:
         self._running_ms = 0.0  # when the step under way was last seen to run
         self._decode_ms: dict[int, float] = {}  # the last decode graph on so many SMs
         self._waited: Any = None  # the mark that the last decode graph waited for
+        self._units = 0  # launched before that
+        self._gap_from: Any = None  # that mark, where its unit was launched since the graph before
         self.start_gap_ms: list[float] = []
         """From the end of the unit that a decode graph waited for to its begin: the host had not launched it yet."""
 
@@ -67,6 +69,10 @@ class Interleaving:
         """What a decode graph on so many SMs waits for, on the GPU: a unit that still runs on some of them, or nothing."""
         flight = self._job.pump.last if self._job is not None else None
         self._waited = flight.end if flight is not None and self._crosses(flight.sms, decode_sms) else None
+        units = self._job.pump.launched if self._job is not None else 0
+        # After a pause the last unit may have ended long ago, and nobody has looked since.
+        self._gap_from = self._waited if units != self._units else None
+        self._units = units
         return self._waited
 
     def beside(self, held: HeldPlan, meanwhile: Callable[[float | None], bool]) -> None:
@@ -99,8 +105,8 @@ class Interleaving:
             self._advance(self._turn, now_ms + held.turn_budget_ms, self.lead.ms)
         self._decode_ms[held.plan.decode_sms] = step.decode_ms
         finetunes = self.pump(held) is not None  # else the last unit may have ended long before
-        if finetunes and self._waited is not None and self._timeline.passed(self._waited):
-            self.start_gap_ms.append(self._timeline.between_ms(self._waited, step.begin))
+        if finetunes and self._gap_from is not None and self._timeline.passed(self._gap_from):
+            self.start_gap_ms.append(self._timeline.between_ms(self._gap_from, step.begin))
         marks = self._taken.marks if self._taken is not None else None
         self._taken = None
         return self._timeline.between_ms(*marks) if marks is not None and self._timeline.passed(marks[1]) else 0.0
