@@ -124,11 +124,11 @@ def _show(documents: Sequence[Mapping[str, Any]], written: str) -> None:
 
 def _remark(console: Console, document: Mapping[str, Any], where: str) -> None:
     """What follows from one comparison; ``where`` tells it from others."""
-    from harli_cli.remarks import trust_warning  # noqa: PLC0415
+    from harli_cli.remarks import overload_warning, trust_warning  # noqa: PLC0415
 
     best = document["best_within_target"] or "none kept it"
     console.print(f"best within the target{where}: {best}", highlight=False)
-    for line in trust_warning(document["rows"]):
+    for line in (*overload_warning(document["rows"]), *trust_warning(document["rows"])):
         console.print(line.replace("warning", f"warning{where}", 1), highlight=False, soft_wrap=True)
     for verdict in document["checks"]:
         sides = " and ".join(

@@ -8,6 +8,9 @@ from typing import Any
 TRUSTED_SHARE = 0.05
 """Share of extrapolated durations of one kind from which on a warning is due."""
 
+SERVED_LATE = 0.05
+"""Share of requests that were not served by the end from which on a warning is due."""
+
 WHERE = "docs/adr/0002-device-model-from-samples.md"
 CAUSES = {"colocated": "usually batches under 8 beside finetuning, which were not measured; "}
 """Why durations of a kind lie outside the measured range, where there is a usual reason."""
@@ -54,6 +57,22 @@ def rejections(summary: dict[str, Any]) -> list[str]:
     """One line a reason, most frequent first."""
     reasons = summary["requests"]["rejection_reasons"]
     return [f"{count:,} rejected: {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])]
+
+
+def overload_warning(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For a comparison: the policies under which more than `SERVED_LATE` of the requests were not served by the end."""
+    shares: dict[str, float] = {}
+    for row in rows:
+        counts = {name: (row.get(name) or {}).get("mean") or 0.0 for name in ("completed", "rejected", "unfinished")}
+        if sum(counts.values()):
+            shares[str(row["policy"])] = (counts["rejected"] + counts["unfinished"]) / sum(counts.values())
+    told = [f"{policy} {share:.1%}" for policy, share in shares.items() if share > SERVED_LATE]
+    if not told:
+        return []
+    return [
+        f"warning: requests rejected, or not finished when the run ended: {', '.join(told)}; either more arrive than these "
+        "GPUs serve (see TTFT; more --gpus or --prefill-gpus), or the run is too short (--horizon-s)"
+    ]
 
 
 def trust_warning(rows: Sequence[Mapping[str, Any]]) -> list[str]:

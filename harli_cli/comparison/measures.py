@@ -42,6 +42,7 @@ MEASURES = (
     Measure("goodput_rps", "goodput", ("goodput_rps",), ",.2f", "requests a second within both limits"),
     Measure("completed", "completed", ("requests", "completed"), ",.0f", "requests completed"),
     Measure("rejected", "rejected", ("requests", "rejected"), ",.0f", "requests rejected"),
+    Measure("unfinished", "unfinished", ("requests", "unfinished"), ",.0f", "requests under way when the run ended"),
     Measure("preemptions", "preemptions", ("requests", "preemptions"), ",.1f", "requests that lost their KV cache"),
     Measure("sm_decode", "SMs decode", ("steps", "sm_allotment", "decode"), ".1%", "share of SM time given to decode"),
     Measure("sm_finetune", "finetune", ("steps", "sm_allotment", "finetune"), ".1%",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harli_cli.remarks import remarks, trust_warning
+from harli_cli.remarks import overload_warning, remarks, trust_warning
 from harli_cli.tables import result_table
 from harli_cli.wording import title
 from tests.cli.conftest import Harli
@@ -115,6 +115,22 @@ def test_a_comparison_names_the_policies_that_rest_on_extrapolation() -> None:
     assert "hybrid 32.6%, mine 92.7% (" in line
     assert "separate" not in line
     assert trust_warning(rows[2:]) == []
+
+
+NAMES = ("completed", "rejected", "unfinished")
+
+
+def test_an_overloaded_fleet_is_told_policy_by_policy() -> None:
+    """Who leaves more than a twentieth of the requests, rejected ones included; nobody where nothing arrived."""
+    counts = {"a": (95, 0, 5), "b": (94, 3, 3), "c": (10, 0, 90), "d": (0, 0, 0)}
+    rows = [
+        {"policy": policy, **{name: {"mean": float(count)} for name, count in zip(NAMES, found, strict=True)}}
+        for policy, found in counts.items()
+    ]
+    (line,) = overload_warning(rows)
+    assert "b 6.0%, c 90.0%;" in line
+    assert "a 5.0%" not in line
+    assert overload_warning([rows[0], rows[3]]) == []
 
 
 def test_warning_where_much_is_extrapolated(summary: Summary) -> None:
