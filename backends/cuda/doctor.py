@@ -52,7 +52,9 @@ class Diagnosis:
         """One line a finding, remedies below theirs."""
         lines = []
         for finding in self.findings:
-            shown = "not known" if finding.value is None else f"{finding.value}{' ' * bool(finding.unit)}{finding.unit}"
+            shown = f"{finding.value}{' ' * bool(finding.unit)}{finding.unit}"
+            if finding.value is None or finding.value is False:
+                shown = "not known" if finding.value is None else "none"
             lines.append(f"{'ok     ' if finding.ok else 'MISSING'}  {finding.name}: {shown}")
             if finding.remedy is not None:
                 lines.append(f"         -> {finding.remedy}")
