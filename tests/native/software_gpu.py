@@ -108,6 +108,9 @@ class UnitWork:
         """Nothing is swapped."""
         return True
 
+    def copy_layers(self) -> None:
+        """Nothing is swapped."""
+
     def run(self, unit: Unit, stream: Stream, host_ms: float | None = None) -> None:
         """Enqueue; units of a job wait for one another."""
         self.host_free_ms.append(None if host_ms is None else self.gpu.now + host_ms)
