@@ -88,6 +88,7 @@ class UnitWork:
         self.launch_ms: dict[UnitKind, float] = dict.fromkeys(kinds, 0.1)
         self.ran: list[tuple[float, float]] = []
         self.host_free_ms: list[float | None] = []  # by when the host had to be free again, as each unit was told
+        self.copied_ms: list[float] = []  # when copies of layers were let go on
         self._last: Mark | None = None
         self.streams = streams
 
@@ -109,7 +110,8 @@ class UnitWork:
         return True
 
     def copy_layers(self) -> None:
-        """Nothing is swapped."""
+        """Nothing is swapped; when it was asked is kept."""
+        self.copied_ms.append(self.gpu.now)
 
     def run(self, unit: Unit, stream: Stream, host_ms: float | None = None) -> None:
         """Enqueue; units of a job wait for one another."""
