@@ -106,9 +106,10 @@ def _counts(gpus: str | None) -> list[int | None]:
     if gpus is None:
         return [None]
     words = [word.strip() for word in gpus.split(",")]
-    if not all(word.isascii() and word.isdecimal() for word in words) or len(set(words)) != len(words):
+    counts: list[int | None] = [int(word) for word in words if word.isascii() and word.isdecimal()]
+    if len(set(counts)) != len(words):
         raise ConfigError(f"--gpus {gpus}: expected a whole number, or different ones separated by commas")
-    return [int(word) for word in words]
+    return counts
 
 
 def _show(documents: Sequence[Mapping[str, Any]], written: str) -> None:

@@ -7,9 +7,13 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import BinaryIO
 
 from harli_core.errors import ConfigError
+
+LONGEST_NAME = 50
+"""Characters of a file's name that the name beside it has too: that may have 255 bytes."""
 
 
 def replaceable(path: Path) -> Path:
@@ -31,13 +35,15 @@ def replaceable(path: Path) -> Path:
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write ``path`` whole or not at all, readable as the umask has it.
 
-    Raises `ConfigError` when the disk does not take it, and then ``path`` is as before.
+    Raises `ConfigError` when the disk does not take it, and then ``path`` is as before. It is written beside that first,
+    under a name that nothing has: another writer of ``path`` has its own.
     """
     partial: Path | None = None
     try:
         target = replaceable(path)
-        partial = target.with_name(target.name + ".partial")
-        with partial.open("wb") as file:
+        unused = target.with_name(f".{target.name[:LONGEST_NAME]}.{token_hex(8)}.partial")
+        with unused.open("xb") as file:
+            partial = unused
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -230,6 +230,8 @@ class Cells:
         while time.perf_counter() - begin_s < self.options.finetune_only_s or len(times) < LEAST_STEPS:
             step = engine.state.step
             while engine.state.step == step and (unit := engine.next_unit()) is not None:
+                while not engine.ready():  # which lets copies of layers go on
+                    pass
                 engine.run(unit, stream)
             if stream is not None:
                 torch.cuda.synchronize()

@@ -177,6 +177,8 @@ def main() -> None:
                 },
             }
         )
+    if left_out and not points:
+        raise SystemExit("\n".join(f"left out: {line}" for line in left_out))  # and a result that is there stays
     name = "predicted" if options.samples is None else f"predicted_from_{Path(options.samples).stem}"
     target = results_folder(__file__) / f"{name}.json"
     write_json(

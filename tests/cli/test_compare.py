@@ -99,7 +99,7 @@ def test_several_numbers_of_gpus_are_compared_one_after_the_other(harli: Any, tr
     assert "out/gpus_1/compare.json, out/gpus_2/compare.json" in shown
 
 
-@pytest.mark.parametrize("gpus", ["", "two", "1,", "1,1", "1;2", "-1", "1.5", "0", "1,0", "²"])
+@pytest.mark.parametrize("gpus", ["", "two", "1,", "1,1", "01,1", "1;2", "-1", "1.5", "0", "1,0", "²"])
 def test_numbers_of_gpus_that_are_none_are_refused(harli: Any, trace: Path, gpus: str) -> None:
     """Before anything runs, with the option's name."""
     assert "gpus" in harli("compare", "--trace", trace, f"--gpus={gpus}").error()

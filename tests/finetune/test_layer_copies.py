@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -125,6 +126,53 @@ def test_each_slot_ends_with_its_last_layer(steps: list[tuple[str, int]], data: 
         copies.feed()
     assert all(copy.over for _, copy in held.values())
     assert all(slots[slot].eq(value).all() for slot, (value, _) in held.items())
+
+
+class BrokenLink(Link):
+    """Takes no copy while it is ``broken``."""
+
+    broken = False
+
+    def copy(self, to: Any, given: Any) -> None:
+        """See `CopyStream`."""
+        if self.broken:
+            raise RuntimeError("no copy today")
+        super().copy(to, given)
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_a_layer_that_cannot_be_begun_keeps_no_memory(most: int | None) -> None:
+    """The caller has nothing in hand by which it could cancel it."""
+    link = BrokenLink()
+    link.broken = True
+    copies = LayerCopies(link, most, PIECE)
+    slot = layer(0)
+    gone = weakref.ref(slot)
+    with pytest.raises(RuntimeError, match="no copy today"):
+        copies.begin(slot, layer(1), None)
+    del slot
+    assert gone() is None
+    link.broken = False
+    copies.feed()
+    assert link.pieces == 0
+
+
+def test_a_piece_that_was_not_enqueued_is_not_left_out() -> None:
+    """A layer is over when all of its bytes are there."""
+    link = BrokenLink()
+    copies = LayerCopies(link, 1, PIECE)
+    slot = layer(0)
+    copy = copies.begin(slot, layer(1), None)
+    link.go()
+    link.broken = True
+    with pytest.raises(RuntimeError, match="no copy today"):
+        copies.feed()
+    link.broken = False
+    for _ in range(10):
+        copies.feed()
+        link.go()
+    assert copy.over
+    assert slot.eq(1).all()
 
 
 @pytest.mark.parametrize("most", [None, 3])

@@ -243,6 +243,28 @@ def test_units_on_another_partition_are_timed_from_their_own_beginning(
     assert pump.expected_ms(unit, 132) == pytest.approx(unit_ms(unit.kind, 1024, 132))
 
 
+@pytest.mark.parametrize(("jobs", "finetune_sms", "turn_ms"), [((1,), 0, 20.0), ((1,), 64, 0.0), ((), 0, 0.0)])
+def test_copies_of_layers_go_on_while_a_step_runs(
+    gpu: SoftwareGpu, work: UnitWork, pump: UnitPump, jobs: tuple[int, ...], finetune_sms: int, turn_ms: float
+) -> None:
+    """Whatever the plan gives finetuning, and so too where it has no unit to launch until the step is over."""
+    interleaving, _ = decoding(gpu, pump, 30.0)
+    held = held_plan(132 - finetune_sms, finetune_sms, turn_ms)
+    held.plan.jobs = jobs
+    interleaving._decode_ms[held.plan.decode_sms] = 30.0
+    looked: list[float] = []
+
+    def meanwhile(_due_ms: float | None) -> bool:
+        looked.append(gpu.now)
+        gpu.now += 0.1
+        return True
+
+    interleaving.beside(held, meanwhile)
+    waits = [later - before for before, later in pairwise([0.0, *work.copied_ms, gpu.now])]
+    assert max(waits) < 1.0
+    assert len(looked) > 100
+
+
 def test_the_lead_is_what_launches_took_lately() -> None:
     """The longest of the last launches and a little more, and never more than the bound."""
     lead = Lead()
@@ -317,10 +339,10 @@ def test_a_unit_from_before_a_pause_is_no_gap_of_the_first_step_behind_it(
 def test_layers_are_copied_while_a_unit_runs(gpu: SoftwareGpu, work: UnitWork, pump: UnitPump) -> None:
     """Each look at what is in flight lets them go on, also where no unit is wanted; a fault there stops the job."""
     take_turn(Turn(pump, gpu), gpu, 20.0)
-    before = work.asked_to_copy
+    before = len(work.copied_ms)
     assert before > 100
     assert not pump.wants_more(0.0)
-    assert work.asked_to_copy == before + 1
+    assert len(work.copied_ms) == before + 1
     work.copy_layers = lambda: 1 / 0  # type: ignore[assignment, method-assign]
     pump.poll()
     assert pump.over

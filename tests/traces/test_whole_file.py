@@ -62,3 +62,39 @@ def test_a_folder_is_never_replaced(tmp_path: Path) -> None:
     """It says what was expected."""
     with pytest.raises(ConfigError, match="it is a folder; expected the name of a file"):
         replace_text(tmp_path, "new")
+
+
+def test_nothing_that_lies_beside_it_is_touched(tmp_path: Path) -> None:
+    """Not a file that somebody called partial, nor what such a link leads to."""
+    (tmp_path / "trace.csv.partial").write_text("somebody's")
+    (tmp_path / "other").write_text("somebody's")
+    (tmp_path / "result.json.partial").symlink_to(tmp_path / "other")
+    for name in ("trace.csv", "result.json"):
+        replace_text(tmp_path / name, "new")
+        assert (tmp_path / name).read_text() == "new"
+        assert not (tmp_path / name).is_symlink()
+    assert (tmp_path / "trace.csv.partial").read_text() == "somebody's"
+    assert (tmp_path / "other").read_text() == "somebody's"
+
+
+def test_a_writer_does_not_take_another_ones_half(tmp_path: Path) -> None:
+    """Two at a time: each file that stands there is whole, the last one in the end."""
+    path = tmp_path / "result.json"
+
+    def interrupted(file: BinaryIO) -> None:
+        file.write(b"first, ")
+        file.flush()
+        replace_text(path, "second, whole")
+        assert path.read_text() == "second, whole"
+        file.write(b"whole")
+
+    replace_file(path, interrupted)
+    assert path.read_text() == "first, whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_long_name_is_no_fault(tmp_path: Path) -> None:
+    """All that the file system takes, in two bytes a character too."""
+    for name in ("n" * 255, "ü" * 127):
+        replace_text(tmp_path / name, "new")
+        assert (tmp_path / name).read_text() == "new"

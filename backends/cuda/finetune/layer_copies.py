@@ -88,7 +88,11 @@ class LayerCopies:
         size = len(master) if self._most is None else self._piece_bytes
         copy = LayerCopy(deque(zip(to.split(size), master.split(size), strict=True)), after)
         self._waiting.append(copy)
-        self.feed()
+        try:
+            self.feed()
+        except BaseException:
+            self.cancel(copy)  # nobody else could: it would keep the slot's memory
+            raise
         return copy
 
     def feed(self) -> None:
@@ -115,7 +119,8 @@ class LayerCopies:
         if copy.after is not None:
             self._stream.wait(copy.after)
             copy.after = None
-        self._stream.copy(*copy.pieces.popleft())
+        self._stream.copy(*copy.pieces[0])
+        copy.pieces.popleft()  # only now: a piece that could not be enqueued is not there
         mark = self._stream.mark()
         if self._most is not None:
             self._under_way.append(mark)

@@ -184,11 +184,13 @@ class InstanceBench:
         return found[1:]
 
     def _enqueued(self, lane: Lane) -> tuple[UnitKind, Any, Any]:
-        """Launch the next unit; its kind, and the marks around it."""
+        """Launch the next unit once its frozen layer is there, as serving does; its kind, and the marks around it."""
         kind, stream, work = self._next_kind(), lane.finetune_stream, self._job.pump.work
         assert work is not None
         unit = work.next_unit()
         assert unit is not None, "`_next_kind` looked"
+        while not work.ready():
+            pass
         begin = self._timeline.mark(stream)
         work.run(unit, stream)
         return kind, begin, self._timeline.mark(stream)

@@ -51,7 +51,10 @@ class Job:
     _publisher: threading.Thread | None = field(default=None, repr=False)
 
     def tend(self, now_ms: float) -> None:
-        """Take rows in that came back; a job that is over gives up its memory behind its last unit. Nothing waits."""
+        """Take rows in that came back, let copies of layers go on; a job that is over gives up its memory behind its last
+        unit. Nothing waits.
+        """
+        self.pump.copy_layers()
         if self.pump.over and not self.released and self.pump.drained():
             self.release(now_ms)
         self.memory.poll(now_ms)

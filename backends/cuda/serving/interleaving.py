@@ -84,6 +84,8 @@ class Interleaving:
         finetune_sms, limit_ms = held.finetune_sms, held.plan.hold.max_step_ms
         while True:
             now_ms = self._timeline.now_ms()
+            if self._job is not None:
+                self._job.pump.copy_layers()
             goes_on = meanwhile(due_ms)
             late = limit_ms is not None and now_ms - self._plans.boundary_ms > limit_ms
             if pump is not None and not late:

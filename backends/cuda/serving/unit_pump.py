@@ -137,7 +137,7 @@ class UnitPump:
 
     def poll(self) -> None:
         """Forget units that are over, and learn from how long they took; let copies of layers go on."""
-        self._copy_layers()
+        self.copy_layers()
         now_ms = self._timeline.now_ms()
         while self._flights and self._timeline.passed(self._flights[0].end):
             flight = self._flights.popleft()
@@ -153,9 +153,11 @@ class UnitPump:
             self._ratio[key] = self._ratio.get(key, 1.0) * (1 - LEARNING) + LEARNING * ratio
         self._polled_ms = now_ms
 
-    def _copy_layers(self) -> None:
-        if self.work is None:
+    def copy_layers(self) -> None:
+        """Let copies of layers go on: also where a plan has no unit to launch now, so that the next ones find theirs."""
+        if not self.running:
             return
+        assert self.work is not None
         try:
             self.work.copy_layers()
         except Exception as error:  # whatever it is, serving goes on
