@@ -1,7 +1,7 @@
 """Measure whole runs of the command line, each in a fresh process on one core: CPU time, wall time, peak memory.
 
 Run from the repository root: ``python benchmarks/replay/measure.py [POLICY ...]``. Writes ``results/POLICY.json``
-beside this file.
+beside this file (``POLICY_html.json`` with ``--html``).
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ def main() -> None:
     parser.add_argument("policies", nargs="*", default=["harli"], metavar="POLICY")
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--html", action="store_true", help="with report.html; into results/POLICY_html.json")
     parser.add_argument("--trace", type=Path, help="default: the Azure 2023 conversation trace below HARLI_SHARED")
     asked = parser.parse_args()
     trace: Path = asked.trace.resolve() if asked.trace else azure_conv()
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     for policy in asked.policies:
-        options = ["--gpus", str(asked.gpus), "--policy", policy]
+        options = ["--gpus", str(asked.gpus), "--policy", policy, *(["--html"] if asked.html else [])]
         runs = [measure(["--trace", str(trace), *options]) for _ in range(asked.repeats)]
         medians = {name: median(run[name] for run in runs) for name in runs[0]}
         made_by = f"python benchmarks/replay/measure.py {policy} --gpus {asked.gpus} --repeats {asked.repeats}"
+        made_by += " --html" if asked.html else ""
         document = {
             **provenance(made_by),
             "measured": f"harli run --trace {trace.name} {' '.join(options)}, a fresh process on one core",
@@ -53,7 +55,7 @@ def main() -> None:
             "median": medians,
             "runs": runs,
         }
-        write_json(RESULTS / f"{policy.replace(':', '_')}.json", document)
+        write_json(RESULTS / f"{policy.replace(':', '_')}{'_html' if asked.html else ''}.json", document)
         print(
             f"{policy:16} wall {medians['wall_s']:6.2f} s (limit {LIMITS['wall_s']:g}), cpu {medians['cpu_s']:6.2f} s, "
             f"peak {medians['peak_mib']:5.0f} MiB (limit {LIMITS['peak_mib']:g}), {medians['steps']:,.0f} steps"
