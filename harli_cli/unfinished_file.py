@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harli_core.errors import HarliError
-from traces.whole_file import replaceable
+from traces.whole_file import replaceable, unused_beside
 
 
 class UnfinishedFile:
@@ -18,8 +18,8 @@ class UnfinishedFile:
         self._fault = fault
         try:
             self._path = replaceable(path)
-            self._partial = self._path.with_name(self._path.name + ".partial")
-            self._file = self._partial.open("w", encoding="utf-8", newline="\n")
+            self._partial = unused_beside(self._path)
+            self._file = self._partial.open("x", encoding="utf-8", newline="\n")
         except OSError as error:
             raise fault(error) from None
 

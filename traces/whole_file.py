@@ -32,6 +32,11 @@ def replaceable(path: Path) -> Path:
     return target
 
 
+def unused_beside(target: Path) -> Path:
+    """A name in the folder of ``target`` that nothing has, for what becomes it once it is whole."""
+    return target.with_name(f".{target.name[:LONGEST_NAME]}.{token_hex(8)}.partial")
+
+
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write ``path`` whole or not at all, readable as the umask has it.
 
@@ -41,7 +46,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     partial: Path | None = None
     try:
         target = replaceable(path)
-        unused = target.with_name(f".{target.name[:LONGEST_NAME]}.{token_hex(8)}.partial")
+        unused = unused_beside(target)
         with unused.open("xb") as file:
             partial = unused
             write(file)
