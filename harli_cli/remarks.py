@@ -8,7 +8,7 @@ from typing import Any
 TRUSTED_SHARE = 0.05
 """Share of extrapolated durations of one kind from which on a warning is due."""
 
-SERVED_LATE = 0.05
+UNSERVED_SHARE = 0.05
 """Share of requests that were not served by the end from which on a warning is due."""
 
 WHERE = "docs/adr/0002-device-model-from-samples.md"
@@ -60,17 +60,17 @@ def rejections(summary: dict[str, Any]) -> list[str]:
 
 
 def overload_warning(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For a comparison: the policies under which more than `SERVED_LATE` of the requests were not served by the end."""
+    """For a comparison: the policies under which more than `UNSERVED_SHARE` of the requests were not served by the end."""
     shares: dict[str, float] = {}
     for row in rows:
         counts = {name: (row.get(name) or {}).get("mean") or 0.0 for name in ("completed", "rejected", "unfinished")}
         if sum(counts.values()):
             shares[str(row["policy"])] = (counts["rejected"] + counts["unfinished"]) / sum(counts.values())
-    told = [f"{policy} {share:.1%}" for policy, share in shares.items() if share > SERVED_LATE]
+    told = _above(UNSERVED_SHARE, shares)
     if not told:
         return []
     return [
-        f"warning: requests rejected, or not finished when the run ended: {', '.join(told)}; either more arrive than these "
+        f"warning: requests rejected, or not finished when the run ended: {told}; either more arrive than these "
         "GPUs serve (see TTFT; more --gpus or --prefill-gpus), or the run is too short (--horizon-s)"
     ]
 
@@ -78,13 +78,18 @@ def overload_warning(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def trust_warning(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """For a comparison: the policies of which more than `TRUSTED_SHARE` of steps beside finetuning were not measured."""
     shares = {str(row["policy"]): (row.get("extrapolated") or {}).get("mean") or 0.0 for row in rows}
-    told = [f"{policy} {share:.1%}" for policy, share in shares.items() if share > TRUSTED_SHARE]
+    told = _above(TRUSTED_SHARE, shares)
     if not told:
         return []
     return [
-        f"warning: durations of steps beside finetuning outside the measured range: {', '.join(told)} "
+        f"warning: durations of steps beside finetuning outside the measured range: {told} "
         f"({CAUSES['colocated']}see {WHERE})"
     ]
+
+
+def _above(limit: float, shares: Mapping[str, float]) -> str:
+    """The policies whose share is above ``limit``, with it; nothing where there are none."""
+    return ", ".join(f"{policy} {share:.1%}" for policy, share in shares.items() if share > limit)
 
 
 def extrapolation_warnings(summary: dict[str, Any]) -> list[str]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import backends.cuda.finetune  # noqa: F401  the installed packages, before the checkout's folders come into reach
 import harli_cli  # noqa: F401
+import harli_core  # noqa: F401
+import traces  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for benchmarks.*, ahead of other packages' folders
 

@@ -79,11 +79,15 @@ class WindowedMachine(RuleBasedStateMachine):
         for _ in range(steps):
             self.walk = (self.walk + 1) % (2 * LAYERS)
             assert self.weights.ready(self.walk)
-            layer = self.weights.window.layer_at(self.walk)
-            self.weights.use(self.walk, None)
-            found = [part for _, part in self.layers[layer].frozen]
-            assert all(torch.equal(a, b) for a, b in zip(found, self.expected[layer], strict=True))
-            self.weights.used(self.walk, None)
+            self.use(None)
+
+    def use(self, stream: Any) -> None:
+        """A unit on ``stream`` finds the layer's own weights."""
+        layer = self.weights.window.layer_at(self.walk)
+        self.weights.use(self.walk, stream)
+        found = [part for _, part in self.layers[layer].frozen]
+        assert all(torch.equal(a, b) for a, b in zip(found, self.expected[layer], strict=True))
+        self.weights.used(self.walk, None)
 
     @rule(layers=st.integers(0, LAYERS + 1))
     def resize(self, layers: int) -> None:
@@ -123,11 +127,7 @@ class CopiedMachine(WindowedMachine):
             while wait and not ready:
                 self.link.go(1)
                 ready = self.weights.ready(self.walk)
-            layer = self.weights.window.layer_at(self.walk)
-            self.weights.use(self.walk, self)
-            found = [part for _, part in self.layers[layer].frozen]
-            assert all(torch.equal(a, b) for a, b in zip(found, self.expected[layer], strict=True))
-            self.weights.used(self.walk, None)
+            self.use(self)
 
     @rule(layers=st.integers(0, LAYERS + 1))
     def resize(self, layers: int) -> None:
