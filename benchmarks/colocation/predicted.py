@@ -28,7 +28,7 @@ from benchmarks.colocation.process import process_options, run_settings  # noqa:
 from benchmarks.record import azure_conv, provenance, results_folder, write_json  # noqa: E402
 from harli_cli.scenario import Scenario  # noqa: E402
 from harli_core.config import RunConfig  # noqa: E402
-from harli_core.errors import SampleError  # noqa: E402
+from harli_core.errors import ConfigError, SampleError  # noqa: E402
 from traces import LoadedTrace  # noqa: E402
 from traces.schema import Repairs, RequestTrace  # noqa: E402
 
@@ -155,7 +155,7 @@ def main() -> None:
         simulated = Simulated(options, group, point, document["target_ms"])
         try:
             cells = {policy: simulated.cell(policy) for policy in document["cells"]}
-        except SampleError as error:
+        except (ConfigError, SampleError) as error:
             if options.samples is None:
                 raise
             left_out.append(f"{group.name}, {point.name}: {error}")  # samples are of one pair of models
