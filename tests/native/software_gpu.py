@@ -119,8 +119,12 @@ class UnitWork:
         self.gpu.now += self.launch_ms[unit.kind]
         if self._last is not None:
             stream.wait_event(self._last)
-        self.ran.append(stream.run(unit_ms(unit.kind, 1024, self.streams.sms_of(stream))))
+        self.ran.append(stream.run(self.took_ms(unit.kind, self.streams.sms_of(stream))))
         self._last = Mark(stream.tail_ms)
+
+    def took_ms(self, kind: UnitKind, sms: int) -> float:
+        """How long a unit really takes."""
+        return unit_ms(kind, 1024, sms)
 
 
 def unit_ms(kind: UnitKind, _tokens: int, sms: int) -> float:

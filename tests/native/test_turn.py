@@ -159,7 +159,9 @@ def test_only_what_a_turn_launched_is_hidden_from_plans(
     inter, plans = decoding(gpu, pump, 4.0)
     inter._decode_ms[110] = 4.0
     inter.lead.add(1.0)
-    inter.beside(held_plan(110, 22 if sms == 22 else 0, turn_ms=10.0), lambda _due_ms: True)
+    held = held_plan(110, 22 if sms == 22 else 0, turn_ms=10.0)
+    held.steps_left = 1 if sms == 22 else 9  # no turn is sure to come that the unit would be left to
+    inter.beside(held, lambda _due_ms: True)
     assert pump.last is not None
     assert pump.last.sms == sms
     assert plans.turn_begun is (sms == 132)
@@ -175,6 +177,23 @@ def test_a_unit_waits_for_the_whole_chip_if_it_ends_sooner_there(
     behind = Behind(gpu.mark(decode), left_ms)
     assert goes_first(pump, 66, behind) is first
     assert goes_first(pump, 0, behind)
+
+
+@pytest.mark.parametrize(("steps_left", "begins_ms"), [(9, 9.5), (1, 8.0)])
+def test_a_partition_is_left_idle_before_a_turn_that_ends_its_unit_sooner(
+    gpu: SoftwareGpu, steps_left: int, begins_ms: float
+) -> None:
+    """Units of 2 ms take 4 beside decode: with 1.5 ms left the third would run to 12, and on the whole chip to 11.5. It
+    waits for that long before the host may enqueue it there, unless the turn is not sure to come.
+    """
+    work = UnitWork(gpu, Streams(gpu), ("backward",))
+    pump = UnitPump(work, work.streams, gpu, unit_ms)  # type: ignore[arg-type]
+    inter, _ = decoding(gpu, pump, 9.5)
+    inter._decode_ms[66] = 9.5
+    held = held_plan(66, 66, turn_ms=20.0)
+    held.steps_left = steps_left
+    inter.beside(held, lambda _due_ms: True)
+    assert [begin_ms for begin_ms, _ in work.ran[:3]] == pytest.approx([0.1, 4.1, begins_ms], abs=0.2)
 
 
 def test_a_unit_that_is_slow_to_launch_waits_until_the_host_is_free(

@@ -89,11 +89,10 @@ class Interleaving:
             goes_on = meanwhile(due_ms)
             late = limit_ms is not None and now_ms - self._plans.boundary_ms > limit_ms
             if pump is not None and not late:
-                if due_ms is not None and self._turn is None and goes_on:
-                    self._begin_turn(held, pump, due_ms)
+                turn_first = due_ms is not None and goes_on and self._turn_first(held, pump, due_ms)
                 if due_ms is not None and self._turn is not None:
                     self._advance_behind(held, self._turn, due_ms)
-                elif finetune_sms:
+                elif finetune_sms and not turn_first:
                     awaited = due_ms is None or due_ms <= now_ms
                     pump.keep_busy(finetune_sms, None if awaited else due_ms, awaited=awaited)
             if self._decoder.done():
@@ -113,13 +112,15 @@ class Interleaving:
         self._taken = None
         return self._timeline.between_ms(*marks) if marks is not None and self._timeline.passed(marks[1]) else 0.0
 
-    def _begin_turn(self, held: HeldPlan, pump: UnitPump, due_ms: float) -> None:
-        """Begin the next step's turn before this one is over, if that is sure to come and it is time for it."""
-        left_ms, lead_ms = due_ms - self._timeline.now_ms(), self.lead.ms
-        if held.steps_left < 2 or left_ms > lead_ms or held.turn_budget_ms < 2.0 * lead_ms:
-            return
-        if goes_first(pump, held.finetune_sms, self._behind(due_ms)):
+    def _turn_first(self, held: HeldPlan, pump: UnitPump, due_ms: float) -> bool:
+        """Whether the next unit is left to the next step's turn, which is sure to come; begins that when it is time."""
+        lead_ms = self.lead.ms
+        if self._turn is not None or held.steps_left < 2 or held.turn_budget_ms < 2.0 * lead_ms:
+            return False
+        first = goes_first(pump, held.finetune_sms, self._behind(due_ms))
+        if first and due_ms - self._timeline.now_ms() <= lead_ms:
             self._turn = Turn(pump, self._timeline)
+        return first
 
     def _advance_behind(self, held: HeldPlan, turn: Turn, due_ms: float) -> None:
         behind = self._behind(due_ms)
