@@ -12,7 +12,6 @@ import argparse
 import json
 import random
 import sys
-from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +31,12 @@ from harli_core.types import UnitKind  # noqa: E402
 from tests.native.software_gpu import SoftwareGpu, Stream, Streams, UnitWork  # noqa: E402
 
 CELLS = tuple(f"llama3-8b__llama3-8b_{load}tps_40ms" for load in (400, 1600, 3200))
-LAYERS, ACCUMULATED = 32, 4
-MICRO_BATCH: list[UnitKind] = [*repeat("forward", LAYERS), "head_loss", *repeat("backward", LAYERS)]
-OPTIMIZER_STEP: list[UnitKind] = [*MICRO_BATCH * ACCUMULATED, "optimizer"]
+ACCUMULATED = 4
+MICRO_BATCH: dict[UnitKind, int] = {"forward": 32, "head_loss": 1, "backward": 32}
+OPTIMIZER_STEP: list[UnitKind] = [
+    *[kind for kind, count in MICRO_BATCH.items() for _ in range(count)] * ACCUMULATED,
+    "optimizer",
+]
 
 HOST_MS = 0.3
 """Results of a step, and then admission and plan, take the host so long each."""
