@@ -87,6 +87,7 @@ class UnitWork:
         self.gpu, self.kinds = gpu, kinds
         self.launch_ms: dict[UnitKind, float] = dict.fromkeys(kinds, 0.1)
         self.ran: list[tuple[float, float]] = []
+        self.ran_on: list[int] = []  # SMs of each
         self.host_free_ms: list[float | None] = []  # by when the host had to be free again, as each unit was told
         self.copied_ms: list[float] = []  # when copies of layers were let go on
         self._last: Mark | None = None
@@ -119,7 +120,9 @@ class UnitWork:
         self.gpu.now += self.launch_ms[unit.kind]
         if self._last is not None:
             stream.wait_event(self._last)
-        self.ran.append(stream.run(self.took_ms(unit.kind, self.streams.sms_of(stream))))
+        sms = self.streams.sms_of(stream)
+        self.ran.append(stream.run(self.took_ms(unit.kind, sms)))
+        self.ran_on.append(sms)
         self._last = Mark(stream.tail_ms)
 
     def took_ms(self, kind: UnitKind, sms: int) -> float:

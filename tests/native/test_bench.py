@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from backends.cuda.serving.bench import KINDS, InstanceBench
+from backends.cuda.serving.bench import HOT_UNITS_MS, KINDS, InstanceBench
 from backends.cuda.serving.unit_pump import UnitPump
 from harli_core.types import Split
 from tests.native.software_gpu import Mark, SoftwareGpu, Stream, Streams, UnitWork, unit_ms
@@ -52,8 +53,11 @@ class SwappedWork(UnitWork):
 def bench_of(gpu: SoftwareGpu, work: UnitWork, split: Split) -> InstanceBench:
     """A bench with one lane."""
     pump = UnitPump(work, work.streams, gpu, unit_ms)  # type: ignore[arg-type]
-    lane = SimpleNamespace(split=split, finetune_stream=work.streams.finetune_stream(split.finetune_sms))
-    partitions = SimpleNamespace(lanes=[lane], whole=lane, total_sms=132)
+    lane, whole = (
+        SimpleNamespace(split=one, finetune_stream=work.streams.finetune_stream(one.finetune_sms))
+        for one in (split, Split(132, 132))
+    )
+    partitions = SimpleNamespace(lanes=[lane], whole=whole, total_sms=132)
     job = SimpleNamespace(pump=pump, engine=None, unit_tokens=1024)
     return InstanceBench(SimpleNamespace(job=job, decoder=None, timeline=gpu, partitions=partitions))  # type: ignore[arg-type]
 
@@ -67,3 +71,15 @@ def test_a_unit_takes_as_long_as_it_does_with_its_layer_there() -> None:
         {kind: unit_ms(kind, 1024, 66) for kind in KINDS}, abs=0.2
     )
     assert all(len(times) >= 3 for times in found.values())
+
+
+def test_units_are_measured_on_a_hot_chip() -> None:
+    """On the whole chip for long enough, one right behind the other, and those are not counted."""
+    gpu, split = WatchedGpu(), Split(66, 66)
+    work = UnitWork(gpu, Streams(gpu), KINDS)
+    found = bench_of(gpu, work, split).units(split, 4)
+    hot = [(begin, end) for (begin, end), sms in zip(work.ran, work.ran_on, strict=True) if sms == 132]
+    assert work.ran_on[: len(hot)] == [132] * len(hot)
+    assert hot[-1][1] - hot[0][0] >= HOT_UNITS_MS
+    assert max(later - earlier for (_, earlier), (later, _) in pairwise(hot)) < 0.2
+    assert min(min(times) for times in found.values()) > 1.9

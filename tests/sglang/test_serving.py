@@ -165,9 +165,11 @@ def test_turns_are_begun_before_the_emission_where_the_plan_goes_on(
     behind = Behind(instance, monkeypatch)
     begun = []
 
-    def goes_first(*_arguments: Any) -> bool:
-        begun.append(behind)
-        return True
+    def goes_first(_pump: Any, _sms: int, decode: Any) -> bool:
+        begins = bool(decode.due_ms - instance.timeline.now_ms() < 1.9)  # within the lead, so that the turn is begun
+        if begins:
+            begun.append(behind)
+        return begins
 
     monkeypatch.setattr(interleaving, "goes_first", goes_first)
     monkeypatch.setattr(turn.Lead, "ms", 2.0)
