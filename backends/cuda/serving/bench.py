@@ -18,7 +18,7 @@ AHEAD = 2
 """Units that are enqueued at a time: one that has to wait for the host between its kernels would seem to take longer."""
 
 HOT_UNITS_MS = 1000.0
-"""Units on the whole chip for so long before units alone are measured: they take up to a tenth longer in a run of minutes."""
+"""Units on the whole chip for so long before units are measured alone: in a run of minutes they take a tenth longer."""
 
 HOT_STEPS_MS = 200.0
 """The same before decode steps beside units."""
