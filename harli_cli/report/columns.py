@@ -77,7 +77,7 @@ def _columns(path: Path, names: tuple[str, ...]) -> dict[str, Column]:
     from pyarrow import ArrowException  # noqa: PLC0415
 
     try:
-        table = pq.read_table(path, columns=list(names), use_threads=False)
-        return {name: np.asarray(table.column(name).to_numpy()) for name in names}
+        with pq.ParquetFile(path) as file:  # without the dataset machinery of `read_table`; a column at a time
+            return {name: np.asarray(file.read([name], use_threads=False).column(name).to_numpy()) for name in names}
     except (OSError, ArrowException, KeyError) as error:
         raise ConfigError(f"{path}: cannot read it ({error}); expected the folder of a finished harli run") from None

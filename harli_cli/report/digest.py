@@ -52,7 +52,7 @@ def _time_series(steps: dict[str, Column], edges: NDArray[np.float64]) -> dict[s
 def _finetune_rate(summary: dict[str, Any], steps: dict[str, Column], edges: NDArray[np.float64]) -> Series:
     """Tokens a second, all GPUs together. What no step saw (GPUs that only finetune) is spread evenly."""
     progress = np.zeros(BINS + 1)
-    for instance in np.unique(steps["instance"]):
+    for instance in np.flatnonzero(np.bincount(steps["instance"])):
         own = steps["instance"] == instance
         progress += np.interp(edges, steps["end_s"][own], steps["finetune_tokens"][own], left=0.0)
     unseen = max(float(summary["finetune"]["tokens"]) - progress[-1], 0.0)

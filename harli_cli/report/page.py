@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from traces.whole_file import replace_text
+from traces.whole_file import replace_file
 
 PLACE = files("harli_cli.report")
 
@@ -38,14 +38,15 @@ def write_page(
         "table": table,
         "figures": "\n".join(_section(figure) for figure in figures),
         "data": json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        "plotly": (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8"),
         "script": (PLACE / "page.js").read_text("utf-8"),
     }
     page = (PLACE / "page.html").read_text("utf-8")
     for name, text in parts.items():
         before, _, after = page.partition("{{" + name + "}}")
         page = before + text + after
-    replace_text(path, page)
+    before, _, after = page.rpartition("{{plotly}}")
+    plotly = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()  # megabytes, so never copied or decoded
+    replace_file(path, lambda file: file.writelines((before.encode(), plotly, after.encode())))
 
 
 def _headline(one: Headline) -> str:
