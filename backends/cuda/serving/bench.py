@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import islice
 from statistics import median
 from typing import Any, Protocol
 
@@ -128,23 +130,18 @@ class InstanceBench:
         layers = 1 if engine is None else engine.states.layers_together
         found: dict[UnitKind, list[float]] = {kind: [] for kind in KINDS}
         cold = dict.fromkeys(KINDS, COLD_UNITS)
-        under_way: deque[tuple[UnitKind, Any, Any]] = deque()
-        for _ in range(UNITS_WAITED):
-            if min(len(durations) for durations in found.values()) >= min(3, repeats):
-                break
-            under_way.append(self._enqueued(lane))
-            if len(under_way) < AHEAD:
-                continue
-            kind, begin, end = under_way.popleft()
-            took_ms = self._waited_ms(begin, end)
-            if cold[kind]:
-                cold[kind] -= 1
-            elif len(found[kind]) < repeats:
-                found[kind].append(round(max(took_ms / (layers if kind == "optimizer" else 1), 1e-4), 4))
-        else:
-            raise RuntimeError(f"the job gives no unit of some kind: { {kind: len(found[kind]) for kind in KINDS} }")
-        for _, begin, end in under_way:
-            self._waited_ms(begin, end)
+        with closing(self._back_to_back(lane)) as ran:
+            for kind, took_ms in islice(ran, UNITS_WAITED):
+                if cold[kind]:
+                    cold[kind] -= 1
+                elif len(found[kind]) < repeats:
+                    found[kind].append(round(max(took_ms / (layers if kind == "optimizer" else 1), 1e-4), 4))
+                if min(len(durations) for durations in found.values()) >= min(3, repeats):
+                    break
+            else:
+                raise RuntimeError(
+                    f"the job gives no unit of some kind: { {kind: len(found[kind]) for kind in KINDS} }"
+                )
         for kind, durations in found.items():
             self._alone[kind, lane.split.finetune_sms] = median(durations)
         return found
@@ -196,12 +193,23 @@ class InstanceBench:
         if self._lanes[None].finetune_stream is None:
             return
         until_ms = self._timeline.now_ms() + for_ms
+        with closing(self._back_to_back(self._lanes[None])) as ran:
+            for _ in ran:
+                if self._timeline.now_ms() >= until_ms:
+                    break
+
+    def _back_to_back(self, lane: Lane) -> Generator[tuple[UnitKind, float]]:
+        """Units without a gap: the kind and duration of each. What is under way when it is closed is waited for."""
         under_way: deque[tuple[UnitKind, Any, Any]] = deque()
-        while under_way or self._timeline.now_ms() < until_ms:
-            while len(under_way) < AHEAD and self._timeline.now_ms() < until_ms:
-                under_way.append(self._enqueued(self._lanes[None]))
-            _, begin, end = under_way.popleft()
-            self._waited_ms(begin, end)
+        try:
+            while True:
+                while len(under_way) < AHEAD:
+                    under_way.append(self._enqueued(lane))
+                kind, begin, end = under_way.popleft()
+                yield kind, self._waited_ms(begin, end)
+        finally:
+            for _, begin, end in under_way:
+                self._waited_ms(begin, end)
 
     def _enqueued(self, lane: Lane) -> tuple[UnitKind, Any, Any]:
         """Launch the next unit once its frozen layer is there, as serving does; its kind, and the marks around it."""
